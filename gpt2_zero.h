@@ -1,4 +1,5 @@
-/* gpt2_zero.h: GPT-2, from text to a trained model that generates text, in one header. MIT licence.
+/* gpt2_zero.h: GPT-2, from text to a trained model that generates text. MIT licence.
+ * A CPU needs this header alone. Under nvcc its implementation includes gpt2_zero_kernels.cuh, too.
  *
  * QUICK START
  *     #define GPT2_ZERO_IMPLEMENTATION
@@ -42,22 +43,23 @@
  *     for the whole file. Then include gpt2_zero.h first, or compile with -std=gnu11.
  *     -ffast-math is refused.
  *
- * TABLE OF CONTENTS: declarations >>dNN, implementations >>iNN, in the order of the data flow
- *           >>i00   the page            one step of ZeRO, from top to bottom
+ * TABLE OF CONTENTS: rooms of declarations >>dNN and of implementations >>iNN, in the order of the
+ *     data flow. gpt2_zero_kernels.cuh has rooms >>kNN and its own table; >>k80: GPUs' collectives.
+ *           >>i00   the page            one step of ZeRO: gradients, verdict, optimizer, Muon
  *     >>d01         status              one enum, one sentence each
  *     >>d02 >>i02   services and files  allocator, log, clock; files that appear whole
  *     >>d03         random numbers      counter-based: Philox
  *     >>d04 >>i04   JSON                a reader without allocation, a writer
  *     >>d05 >>i05   config              models, optimizer, training; schedules
- *     >>d06 >>i06   plan                where everything lies, and how many bytes it takes
+ *     >>d06 >>i06   plan                where everything lies, and its bytes; Muon's homes
  *     >>d07 >>i07   shards and loader   token files, order of an epoch, prefetch
- *     >>d08 >>i08   op table            what a device can do; the state of a step
+ *     >>d08 >>i08   op table            what a device can do, AdamW and Muon too; tuning
  *           >>i09   CPU ops             the oracle of every other device
  *     >>d10 >>i10   ranks               the processes of a job: meeting, heartbeats, faults
- *     >>d11 >>i11   collectives         sums and copies between ranks, during the computation
+ *     >>d11 >>i11   collectives         sums and copies between ranks; transports; CUDA graphs
  *     >>d12 >>i12   weights             safetensors; GPT-2 as Hugging Face stores it
  *     >>d13 >>i13   context and model   a process's place in the job; forward and backward
- *     >>d14 >>i14   trainer             training, step by step
+ *     >>d14 >>i14   trainer             training, step by step; tuning and graphs of a step
  *     >>d15 >>i15   model in use        scoring and continuing texts, with a key-value cache
  *     >>d16 >>i16   checkpoints         a training state that any number of ranks can resume
  *
@@ -87,8 +89,8 @@
  * ZERO over N ranks, P parameters, g bytes per gradient: bytes per rank, and what a step sends
  *     stage 0   (2 + g + 12) P          gradients: all-reduce
  *     stage 1   (2 + g) P + 12 P / N    gradients: reduce-scatter; parameters: all-gather (default)
- *     stage 2   2 P + (g + 12) P / N    as stage 1, but gradients in every micro-step; plus room
- *                                       for the gradients of two blocks and of wte
+ *     stage 2   2 P + (g + 12) P / N    as stage 1, but gradients in every micro-step; plus the
+ *                                       gradients of two blocks and of wte
  *     stage 3   (2 + g + 12) P / N      as stage 2, but a block's parameters in every pass; plus
  *                                       the parameters of two blocks, wte, wpe, the final LayerNorm
  *     dp        (2 + g) P, 12 P more    gradients: reduce to rank 0, which updates all; parameters:
@@ -106,13 +108,14 @@
  *       with --recompute block               0.399 GiB   2 L C + 44 C + 4 NH + 28; 15 % more flops
  *     LM head: logits of all 8,192 tokens    0.768 GiB   8,192 tokens at a time if all logits would
  *                                                        take over half as much as activations
- *       wte's gradient, fp32                 0.144 GiB   only with several chunks or micro-steps
+ *       wte's gradient, fp32                 0.144 GiB   if the others are not fp32, with several
+ *                                                        chunks or if world x N exceeds 2/3 Vp
  *     scratch of the ops                     0.289 GiB   plus CUDA's context, about 0.5 GiB
  *
- * NUMERICS: the type of every value, and every place where it is rounded ("act" is --dtype)
+ * NUMERICS: the type of every value, and when it is rounded ("act" is --dtype)
  *     parameters                    act        once, from the master weights, after AdamW
  *     every op's output             act        once; inside an op everything is fp32
- *                                              (a CPU adds up channels, tokens and words in fp64)
+ *                                              (a CPU's norms, softmax and column sums: fp64)
  *     residual stream               act        after each addition
  *     LayerNorm mean, rstd          fp32       never rounded
  *     attention scores, softmax     fp32       lse is fp32; out is act. On tensor cores the weights
@@ -339,7 +342,7 @@ G2Z_API void g2z_log(g2z_services *services, g2z_log_level level, const char *fo
 /* Allocates `count` zeroed elements of `size` bytes, to be freed with g2z_release. `out` is the
  * address of a pointer, which becomes NULL on failure. */
 G2Z_API g2z_status g2z_allocate(g2z_services *services, size_t count, size_t size, void *out);
-/* Makes room for `need` elements. `list` is the address of a pointer. The first `used` elements are
+/* Grows a list to `need` elements. `list`: the address of a pointer. The first `used` elements are
  * kept; a failure changes nothing. */
 G2Z_API g2z_status g2z_grow(g2z_services *services, void *list, size_t *capacity, size_t used,
                             size_t need, size_t size);
@@ -613,8 +616,7 @@ typedef struct g2z_train_config {
   float bucket_mb;              /* MiB per gradient bucket; 0: max(64 MiB, 2 MB x world) */
   g2z_transport transport;      /* between GPUs. COPY rounds a sum of gradients once, NCCL once per
                                  * rank */
-  g2z_recompute recompute;      /* the part of forward that runs twice to save memory; results stay
-                                 * the same */
+  g2z_recompute recompute;      /* the part of forward that runs twice: less memory, same results */
   int graph;                    /* record the step as CUDA graphs: 0 no, 1 yes, 2 on a GPU */
   int tune;                     /* g2z_tune; ON: a GPU times the algorithms of each product once */
   const char *tuning;           /* file with an earlier run's choices, to repeat them; or NULL */
@@ -671,7 +673,7 @@ static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *
 }
 
 /* ===== >>d06 plan ========================================================
- * The place of everything in memory: a pure function of config, world size, stage and type. It
+ * Where everything lies in memory: a pure function of config, world size, stage and type. It
  * fills tables once; the allocator, the trainer, the files, --dry-run and the tests read them.
  *
  * Parameters are one flat list, ordered as backward completes their gradients: unit 0 is the final
@@ -685,7 +687,7 @@ static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *
  *
  * bucket      A range of memory that is reduced in one collective: at most bucket_elements, a
  *             multiple of 8*world, so that each of `world` equal slices starts on 16 bytes. Rank r
- *             owns slice r; its shards of master, m and v hold its slices one after the other. In
+ *             owns slice r; its shards of master and m hold its slices one after the other. In
  *             stage 0 each rank owns every bucket whole; in strategy dp rank 0 does.
  * parameters  In stage 3 of several ranks the blocks have two buffers, and this rank's slices of
  *             the blocks lie after wte. Otherwise each rank has all parameters.
@@ -768,32 +770,30 @@ typedef struct g2z_unit {         /* a part of the model whose gradients complet
   int bucket;                     /* the bucket where it begins */
   size_t begin, canonical;        /* index of its first element: in memory, and canonical */
   size_t elements, room;          /* without and with padding to a multiple of 8*world */
-  size_t param_at, grad_at;       /* its place in this rank's parameters and gradients */
+  size_t param_at, grad_at;       /* its index in this rank's parameters and gradients */
 } g2z_unit;
 
 typedef struct g2z_bucket {       /* a range of gradients that is reduced in one collective */
   size_t begin, elements;         /* in memory */
   size_t own_begin, own_elements; /* this rank's slice of it, in memory */
-  size_t param_at, own_param_at;  /* place of the bucket, of the slice, in this rank's parameters */
-  size_t grad_at, sum_at;         /* the bucket's place in the gradients, the slice's in the sums */
-  size_t shard_at;                /* the slice's place in master, m and v */
+  size_t param_at, own_param_at;  /* index of the bucket, of the slice, in this rank's parameters */
+  size_t grad_at, sum_at;         /* the bucket's index in the gradients, the slice's in the sums */
+  size_t shard_at;                /* the slice's index in master and m */
   size_t update, muon_update;     /* index of the slice's first update range: of AdamW, of Muon */
-  int unit, last_unit;            /* it begins in `unit` or, up to stage 1, after it. It is complete
-                                   * when the backward pass of last_unit is */
+  int unit, last_unit;            /* it begins in `unit`; the backward of last_unit completes it */
 } g2z_bucket;
 
 /* A range that the optimizer updates. The ranges are this rank's slices without padding, cut where
  * weight decay changes. Ranges that other ranks wait for are also cut between buckets. A range of
  * Muon lies in one weight. */
 typedef struct g2z_update_range {
-  /* Places of its first element, as in g2z_bucket. AdamW: v_at, in v, which has no elements for
+  /* Indices of its first element, as in g2z_bucket. AdamW: v_at, in v, which has no elements for
    * Muon's weights. Muon: u_at, in u and O. */
   size_t own_param_at, sum_at, shard_at, v_at, u_at;
   size_t canonical;
   size_t elements;
   int decay;
-  float scale;       /* Muon: the factor of O, 0.2 sqrt(max(rows, columns)) of its matrix; AdamW:
-                      * 0 */
+  float scale;       /* Muon: O's factor, 0.2 sqrt(max(a matrix's rows, columns)); AdamW: 0 */
 } g2z_update_range;
 
 /* A weight that Muon updates, and its home. */
@@ -828,7 +828,7 @@ typedef struct g2z_plan {
   size_t tokens;                  /* B T */
   int64_t step_tokens;            /* of all ranks and micro-steps */
   int rank, world, zero_stage;
-  int by_unit;                    /* 1: each unit is laid out, reduced and freed separately */
+  int by_unit;                    /* 1: each unit is padded and reduced separately */
   int gathers;                    /* 1: a rank waits for parameters that other ranks update */
   g2z_strategy strategy;
   int dropout;                    /* 1: dropout is on */
@@ -844,8 +844,7 @@ typedef struct g2z_plan {
   int graphed;                    /* 1: a step is recorded as CUDA graphs, and played */
   g2z_transport transport;        /* the config's; NCCL if no rank owns a slice */
   /* What `transport` becomes for gradients and for parameters, never AUTO. COPY needs an inbox for
-   * gradients. GPUs that cannot write to each other's memory use NCCL instead, which needs no more
-   * memory. */
+   * gradients. GPUs that cannot write to each other use NCCL instead, without more memory. */
   g2z_transport reduce, gather;
   g2z_dtype dwte_dtype;           /* of the LM head's part of wte's gradient: fp32, or grad_dtype if
                                    * nothing is added before it is sent */
@@ -866,8 +865,7 @@ typedef struct g2z_plan {
    * byte offsets. */
   size_t row_count, row_tokens_at, row_order_at;
   size_t logits_bytes;            /* of that memory, which Muon's areas share, too */
-  size_t narrow_bytes;            /* of the blocks' 8-bit weights; 0: each product rounds its
-                                   * weight */
+  size_t narrow_bytes;            /* of the blocks' 8-bit weights; 0: products round them */
   size_t bytes[G2Z_MEMORY_COUNT]; /* per rank */
   size_t bytes_total;
   size_t nccl_bytes;              /* in addition: what NCCL 2.28 takes of each GPU. A single process
@@ -876,10 +874,9 @@ typedef struct g2z_plan {
                                    * when Muon's weights travel */
   int units, buckets;             /* units: L + 3 */
   int wpe, wte;                   /* the last two units */
-  g2z_owner owner;                /* the ranks that receive a bucket's sum and send its
-                                   * parameters */
-  int early;                      /* buckets from this one on are those that the forward pass reads
-                                   * first; 0 if no rank waits for another's parameters */
+  g2z_owner owner;                /* the ranks that get a bucket's sum and send its parameters */
+  int early;                      /* buckets from this one on are updated first: with Muon wte's,
+                                   * else those that forward reads first, or all if !gathers */
   size_t updates;                 /* ranges; those from `muon_updates` on are Muon's */
   size_t muon_updates;
   /* `unit` and `bucket` have one more entry, which begins where the last one ends. */
@@ -998,8 +995,7 @@ typedef struct g2z_loader {     /* only the functions below write it */
   int64_t global;               /* G */
   int64_t steps_per_epoch;      /* N / G, at least 1; in FILE order rounded up; 2^60 / G if mixed */
   g2z_loader_position position; /* of the step that g2z_loader_next returns next */
-  uint64_t data;                /* hash of each shard's length, first and last tokens, and
-                                 * samples */
+  uint64_t data;                /* hash of each shard's length, first and last tokens, samples */
   uint64_t vocab_hash;          /* from the shards' headers; 0: none has it */
   const char *vocab_shard;      /* a shard that has it */
   g2z_loader_set set[G2Z_SETS];
@@ -1010,8 +1006,7 @@ typedef struct g2z_loader {     /* only the functions below write it */
 G2Z_API g2z_status g2z_loader_create(g2z_services *services, const g2z_loader_config *config,
                                      g2z_loader **out);
 G2Z_API void g2z_loader_free(g2z_loader *loader); /* NULL is fine */
-/* The tokens of the next step: x and y point to [accum, B, T] and stay valid until the next
- * call. */
+/* The tokens of the next step: x and y, each [accum, B, T], stay valid until the next call. */
 G2Z_API g2z_status g2z_loader_next(g2z_loader *loader, const int32_t **x, const int32_t **y);
 G2Z_API g2z_status g2z_loader_seek(g2z_loader *loader, g2z_loader_position position);
 /* Of a mixture: the number of sequences that each set gives to the steps before the position. */
@@ -1047,8 +1042,8 @@ typedef struct g2z_step_state {
   int32_t status;            /* of the last step: the g2z_status of the rank that failed in it */
   int32_t stop;              /* of the last step. 1: a rank was asked to stop */
   float loss_scale;          /* multiplies the loss gradient of the step that runs */
-  float grad_multiplier;     /* clip factor / loss scale: the optimizer multiplies gradients by
-                              * it */
+  float grad_multiplier;     /* the optimizer's factor for gradients: clip factor / loss scale x all
+                              * targets / those that count */
   float loss;                /* last step: mean loss of the targets that count; NaN: none counts */
   float grad_norm;           /* last step: global norm, unscaled, before clipping */
   float lr;                  /* last step: learning rate, also of a skipped step */
@@ -1163,8 +1158,8 @@ typedef struct g2z_sampling {
 
 typedef struct g2z_ops {
   /* Memory and order. allocate() returns zeroed memory. An upload from memory of allocate_host runs
-   * while the host continues. mark(event) records a place in the queue; wait(event) blocks the host
-   * until the device has passed that place; events are 0..7. */
+   * while the host continues. mark(event) puts a mark into the queue; wait(event) blocks the host
+   * until the device has passed that mark; events are 0..7. */
   g2z_status (*allocate)(g2z_device *device, size_t bytes, void **out);
   void (*release)(g2z_device *device, void *memory);
   g2z_status (*allocate_host)(g2z_device *device, size_t bytes, void **out);
@@ -1208,7 +1203,7 @@ typedef struct g2z_ops {
                           int T, int C);
 
   /* The same if dwte is divided among ranks. order[2 N] i32: tokens[N] in ascending order (stable),
-   * then the place that each had before the sort. embed_add sums rows[N,C] act by token, and adds
+   * then the position of each before the sort. embed_add sums rows[N,C] act by token, and adds
    * the parts of these sums that `parts` lists to grads: a token's rows and the old value add up in
    * fp32 and are rounded once. `parts` is host memory; no two overlap. */
   g2z_status (*embed_order)(g2z_device *device, int32_t *order, const int32_t *tokens, int N);
@@ -1317,8 +1312,7 @@ typedef struct g2z_ops {
                            const g2z_range *ranges, int count);
   /* Ends a step: the verdict, loss scale, clip factor, learning rate, counters. `tokens` is the
    * number of all targets, also of -1; backward divided by it. The votes add up in the order of
-   * ranks, so that all ranks get the same result. Sets losses and squares to zero for the next
-   * step. */
+   * ranks, so that all ranks get the same result. Then zeroes losses and squares. */
   g2z_status (*decide)(g2z_device *device, g2z_step_state *state, const g2z_verdict *verdict,
                        const g2z_optimizer_config *config, int64_t tokens);
   /* AdamW on ranges [begin, end), or nothing when state->skip; params = round(master). */
@@ -1477,8 +1471,7 @@ G2Z_API g2z_status g2z_ranks_all_gather(g2z_ranks *ranks, const void *mine, size
 G2Z_API g2z_status g2z_ranks_broadcast(g2z_ranks *ranks, void *bytes, size_t count);
 /* Returns the same status and sentence on all ranks: the lowest failed rank's, or G2Z_OK. */
 G2Z_API g2z_status g2z_ranks_agree(g2z_ranks *ranks, g2z_status mine);
-/* Returns G2Z_BAD_ARGUMENT on all ranks if a text differs from rank 0's; names the first such
- * line. */
+/* G2Z_BAD_ARGUMENT on all ranks if a text differs from rank 0's; names the first such line. */
 G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char *text);
 /* Counts this rank's collectives that moved a bucket in this step, among its last 1,024.
  * Collectives inside a graph count only in the step that recorded it. */
@@ -1492,20 +1485,27 @@ G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *servic
  * Copies and sums between the ranks' device memories: by copy engines and NCCL between GPUs, by the
  * connections of room 10 between CPU ranks; a job of one rank sends nothing. Calls run in order on
  * a separate queue while the device computes. AFTER makes the queue wait for the device, WAIT makes
- * the device wait for the queue, and the host never waits. All ranks submit the same calls in the
- * same order. The calls of a step can be recorded and played again. To add an implementation, fill
- * a g2z_collectives and choose it in g2z_comm_create. play() receives each kind except GRAPH, and
- * times what it sends as the span that g2z__call_span names. */
+ * the device wait for the queue; the host waits only if CPU ranks send. All ranks submit the same
+ * calls in the same order. The calls of a step can be recorded and played again.
+ *
+ * To add a transport: name it in G2Z_TRANSPORT_LIST. g2z_plan_create chooses `transport` and
+ * `reduce` (now anything but NCCL becomes COPY), g2z__plan_batch `gather`; g2z__plan_bytes counts
+ * their memory. Fill a g2z_collectives; g2z_comm_create and, between GPUs, g2z__cuda_comm_open
+ * choose it. play() receives each kind except GRAPH, and times what it sends as the span that
+ * g2z__call_span names. allocate() makes parameters, logits (also both ends of EXCHANGE) and
+ * verdicts. g2z__ranks_progress takes a counter that each MARK raises: the heartbeat of a GPU.
+ * g2z__comm_carrier names the transport in the log. */
 
 typedef struct g2z_comm g2z_comm;
 
 typedef enum g2z_call_kind {
   G2Z_CALL_AFTER,  /* The queue waits until this rank's device has finished all its work so far.
-                    * With `all` it waits for the devices of all ranks, before later calls touch
-                    * other ranks' memory. */
+                    * With `all`, later calls touch other ranks' memory only when all ranks'
+                    * devices have come here. With NCCL it is no barrier: each call is one. */
   G2Z_CALL_REDUCE, /* Sums from[n] grad over all ranks, sent in the wire's type; `to` grad (write)
                     * gets the part that this rank owns. `to` may be this rank's part of `from`; for
-                    * owners ALL and ROOT it must be. The rest of `from` is undefined afterwards. */
+                    * owners ALL and ROOT it must be. The rest of `from` is undefined afterwards,
+                    * but zeros of all ranks stay 0: up to stage 1 padding is zeroed only once. */
   G2Z_CALL_GATHER, /* to[n] act: each owner's part from[n / world], or from[n] of rank 0. `from` may
                     * be that part of `to` itself. No rank may still be reading `to`: the caller
                     * ensures this, if necessary by AFTER with `all`. */
@@ -1514,12 +1514,12 @@ typedef enum g2z_call_kind {
   G2Z_CALL_CAST,   /* to[n] grad = round(from[n] fp32) */
   G2Z_CALL_EXCHANGE, /* Each route moves its elements, of n bytes each, from the owner's `from` to
                     * the home's `to`; with `back`, from the home's `from` to the owner's `to`.
-                    * owner_at is a place in the owner's memory, home_at in the home's. If owner
+                    * owner_at is an index in the owner's memory, home_at in the home's. If owner
                     * and home are the same rank, it copies. `from` and `to` do not overlap, and
                     * no two routes write the same element. */
-  G2Z_CALL_MARK,   /* Records this place in the queue. When the queue has passed it, all earlier
-                    * calls are complete on this rank. Places are 0..places-1. */
-  G2Z_CALL_WAIT,   /* The device waits until the queue has passed the place. */
+  G2Z_CALL_MARK,   /* Puts mark number `place` into the queue. When the queue has passed it, all
+                    * earlier calls are complete on this rank. Numbers are 0..places-1. */
+  G2Z_CALL_WAIT,   /* The device waits until the queue has passed the mark. */
   G2Z_CALL_GRAPH   /* in a recorded step: the device's work between two WAITs */
 } g2z_call_kind;
 
@@ -1528,7 +1528,7 @@ typedef struct g2z_call {
   g2z_owner owner;             /* REDUCE, GATHER */
   g2z_write write;             /* REDUCE */
   g2z_span span;               /* ROWS: the span that they are timed as */
-  int place;                   /* MARK, WAIT; AFTER: the device's place, which submit sets */
+  int place;                   /* number of a mark; AFTER: of a departure, which submit sets */
   int all;                     /* AFTER */
   int back;                    /* EXCHANGE; 1: from homes to owners */
   const g2z_route *routes;     /* EXCHANGE: [count], host memory that outlives a recorded step */
@@ -1581,7 +1581,7 @@ struct g2z_comm {
 };
 
 typedef struct g2z_comm_config {
-  int places;                  /* number of places for MARK and WAIT */
+  int places;                  /* number of marks */
   size_t most;                 /* elements of the largest reduction */
   g2z_dtype wire;              /* the device's dtype or grad_dtype: what a reduction rounds to */
   g2z_transport gather, reduce; /* not AUTO. COPY becomes NCCL if it is impossible */
@@ -1661,8 +1661,7 @@ typedef struct g2z_report {
   int64_t loss_step;     /* the step that the fields below belong to; 0: none is finished yet */
   float loss;            /* mean over the targets of the global batch that count; NaN: none does */
   int64_t counted;       /* number of targets that count */
-  float grad_norm;       /* before clipping. If it is not finite or counted is 0, the step was
-                          * skipped */
+  float grad_norm;       /* before clipping. Not finite, or counted 0: the step was skipped */
   float lr;
   float loss_scale;      /* loss scale of the step */
   int skipped;           /* 0: the weights changed. 1: they did not. 2: because of a spike,
@@ -1688,8 +1687,8 @@ typedef struct g2z__pass {
                              * one row per token: see g2z__gather_rows */
   const int32_t *positions; /* device, [B], for T = 1, one next token per sequence: the number of
                              * tokens before it in the cache [B,window]. NULL: whole sequences */
-  int window, sequence;     /* generation that reads whole sequences: the first one's place in that
-                             * cache */
+  int window, sequence;     /* of the cache: tokens per sequence; and, if whole sequences are read,
+                             * the first one's number */
 } g2z__pass;
 
 typedef struct g2z__record {
@@ -1720,11 +1719,11 @@ struct g2z_trainer {
   g2z_loader *loader;                /* NULL without shards */
   g2z_model model;                   /* for g2z_model_score, _logits and _generate, too */
   /* The rest is private. */
-  g2z_comm *comm;                    /* places: g2z__queue_place */
+  g2z_comm *comm;                    /* its marks: g2z__queue_place */
   g2z__record record;                /* of a step; empty until a step is recorded */
   g2z__held held[G2Z__HELD_MAX];     /* all its memory except the host's tables */
   int held_count;
-  float *master, *m, *v;             /* [shard_elements] */
+  float *master, *m, *v;             /* [shard_elements]; v: [v_elements] */
   char *sums;                        /* grad: this rank's part of the sums over ranks. From stage 2
                                       * on [shard_elements], else in the model's gradients */
   g2z_step_state *state;             /* device */
@@ -1733,11 +1732,11 @@ struct g2z_trainer {
   g2z__ballot voted;                 /* the ballot that is now in the verdict */
   int64_t masked;                    /* targets of -1 in the step that is about to be enqueued */
   g2z_update_range *ranges;          /* device: a copy of the plan's */
-  g2z_update update;                 /* operands of AdamW */
+  g2z_update update;                 /* operands of AdamW and Muon, from g2z__trainer_first */
   g2z_range *pieces;                 /* host, [buckets]: ranges of gradients, for g2z__square */
   g2z_narrow_weight *narrow;         /* host, 4 per block: 8-bit copies; or NULL */
   uint8_t *narrow_at;                /* device: the memory of these copies */
-  g2z_row_part *row_parts;           /* host: the places of this rank's parts of wte's gradient */
+  g2z_row_part *row_parts;           /* host: this rank's parts of wte's gradient */
   int row_part_count;
   const void *rows;                  /* device: gradient rows of the embedding, from all ranks */
   const int32_t *row_tokens;         /* device: the token of each of these rows */
@@ -1749,8 +1748,7 @@ struct g2z_trainer {
   g2z__pass pass;                    /* its tokens, and how its gradients are written */
   int stale;                         /* 1: masters were loaded or written, and parameters of other
                                       * ranks are older */
-  int joined;                        /* number of gathers that the device has waited for, in
-                                      * order */
+  int joined;                        /* number of gathers, in order, that the device waited for */
   int needed;                        /* the unit whose parameters were requested last */
   int buffered[2];                   /* stage 3: the unit whose parameters are in each of the two
                                       * block buffers, or arriving there; 0: none */
@@ -1836,7 +1834,7 @@ G2Z_API g2z_status g2z_sampling_check(g2z_services *services, const g2z_sampling
 typedef int (*g2z_each_token)(void *user, int sequence, int32_t token);
 /* Continues `count` sequences together, each with a key-value cache. Row i of ids[count][room]
  * holds lengths[i] tokens; the call appends tokens and adds their number to lengths[i]. A sequence
- * ends after `stop` (-1: none) or when its room is full. Sequence i draws the random numbers of a
+ * ends after `stop` (-1: none) or when its row is full. Sequence i draws the random numbers of a
  * call for it alone with seed sampling->seed + i. A text longer than config.context continues from
  * its last half context. each may be NULL. The cache takes 3 C values per layer and token of all
  * sequences; all other memory is for one sequence. A trainer's model has no cache: it computes the
@@ -1873,8 +1871,8 @@ typedef struct g2z_checkpoint {
   g2z_loader_position next;     /* the loader's position when a trainer has loaded the checkpoint */
   char *note;                   /* note.json, freed with g2z_release; NULL: there is none */
 } g2z_checkpoint;
-/* Reads trainer_state.json and note.json; G2Z_FORMAT if one is damaged. Without a loader (NULL)
- * `next` stays zero. */
+/* Reads trainer_state.json and note.json. G2Z_FORMAT: one is damaged. G2Z_BAD_ARGUMENT: a mixture
+ * cannot continue with this loader. Without a loader (NULL) `next` stays zero. */
 G2Z_API g2z_status g2z_checkpoint_read(g2z_services *services, const char *directory,
                                        const g2z_loader *loader, g2z_checkpoint *out);
 /* Removes a checkpoint, whole or not. It removes no other files, and follows no links. 0: the
@@ -1959,26 +1957,30 @@ extern "C" {
  *   2     | as in stage 1         | until the unit that  | reduce-scatter, in    | all-gather
  *         |                       | shares this unit's   | each micro-step,      |
  *         |                       | buffer is reduced    | added to a shard      |
- *   3     | gather the block, and | as in stage 2        | as in stage 2         | all-gather of
- *         | start the next one's  |                      |                       | all but blocks
+ *   3     | gather the block, and | as in stage 2        | as in stage 2         | all-gather, but
+ *         | start the next one's  |                      |                       | only two blocks
  *   dp    | as in stage 1         | nothing              | reduce to rank 0, in  | broadcast from
  *         |                       |                      | the last micro-step   | rank 0
  *   Stages 0, 1 and dp add up the earlier micro-steps locally, in the gradient buffer.
  *
- * Where a gradient lies: a step moves it down this table. A place is the index of an element in its
- * buffer; the plan has all places, and a bucket and its update ranges use the same names for them.
- *   buffer         place                      who writes it
- *   model.grads    unit.grad_at + offset[p];  unit_backward() (room 13): an op, at g2z__grad()
- *                  bucket.grad_at
- *   sums           sum_at of this rank's      reduce_bucket(), after backward: the sum over the
- *                  slice                      ranks (room 11). Up to stage 1 `sums` is model.grads;
- *                                             from stage 2 on it is a separate shard
+ * Where a gradient lies: a step moves it down this table. The plan has all indices; buckets and
+ * update ranges use the same names for them.
+ *   buffer         index of an element        who writes it
+ *   model.dwte     wte alone, [Vp, C]         head(), and unit_backward() of wpe unless pass.rows
+ *   model.grads    unit.grad_at + offset[p];  unit_backward(), unit_backward_norm() (room 13), at
+ *                  bucket.grad_at             g2z__grad(). wte: reduce_bucket() casts dwte, unless
+ *                                             dwte lies here
+ *   sums           sum_at of this rank's      reduce_bucket(): the sum over the ranks (room 11).
+ *                  slice                      collect() adds the rows that gather_rows() sends, if
+ *                                             plan.wte_rows. trainer_allocate() (room 14): up to
+ *                                             stage 1 `sums` is model.grads, then a separate shard
  *   master, m      shard_at                   optimize(): the op adamw or muon
  *   v              v_at                       optimize(): adamw
  *   model.params   own_param_at               optimize(): the rounded master. Then share() fills
  *                                             the bucket, at param_at, on every rank
  * Between sums and master, collect() waits for the sums and squares them, and judge() turns the
- * squares of all ranks into the factor with which optimize() multiplies the sums.
+ * squares of all ranks into the factor with which optimize() multiplies the sums. Its ops find the
+ * buffers in t->update, which trainer_first() (room 14) fills.
  *
  * The new parameters travel during the next forward pass: wait_parameters() holds the device until
  * those of a unit have arrived. forward() and unit_backward() read them.
@@ -1986,6 +1988,10 @@ extern "C" {
  * slices and sends it to the weights' homes. orthogonalize() turns u into O there and sends O back.
  * optimize() applies O together with AdamW's other updates. wte is updated and shared while u
  * travels.
+ * To add an optimizer: name it in G2Z_OPTIMIZER_LIST. plan_fill() cuts its update ranges,
+ * plan_homes() gives whole weights homes and routes, plan_bytes() counts its state, trainer_read()
+ * and _write() (room 14) move it to and from files. momentum(), orthogonalize() and optimize() call
+ * its ops; if state->skip, weights and state stay. Areas last until the next head overwrites them.
  *
  * When a rank may overwrite memory that another rank reads:
  *   parameters      After the verdict. A rank enqueues its verdict after its last backward pass, so
@@ -2074,7 +2080,7 @@ G2Z__PRIVATE g2z_status g2z__zero_step(g2z_trainer *t, const g2z_plan *plan) {
   return g2z__share(t, 0, plan->early);                  /* [D] during the next forward pass */
 }
 
-/* The addresses of the table above, from the plan's places. */
+/* The addresses of the table above, from the plan's indices. */
 G2Z__PRIVATE char *g2z__params_at(const g2z_model *model, size_t at) {
   return model->params + at * model->plan->dtype_bytes;
 }
@@ -2093,7 +2099,7 @@ G2Z__PRIVATE char *g2z__sums_at(const g2z_trainer *t, size_t at) {
     (device)->ops->span_end(device, G2Z_SPAN_##name);             \
   } while (0)
 
-/* Places in the queue of room 11: of each kind one per bucket. The last four kinds use one. */
+/* Marks in the queue of room 11: of each kind one per bucket. The last four kinds use one. */
 typedef enum g2z__queue_place {
   G2Z__PLACE_REDUCED,   /* a bucket's gradients are summed */
   G2Z__PLACE_GATHERED,  /* a bucket's parameters have arrived */
@@ -2104,7 +2110,7 @@ typedef enum g2z__queue_place {
   G2Z__PLACE_KINDS
 } g2z__queue_place;
 
-/* Marks a place in the queue, or makes the device wait for it. */
+/* Puts a mark into the queue, or makes the device wait for it. */
 G2Z__PRIVATE g2z_status g2z__queue(g2z_trainer *t, g2z_call_kind kind, g2z__queue_place place,
                                    int bucket) {
   g2z_call call = g2z_call_of(kind, NULL, NULL, 0);
@@ -2459,8 +2465,7 @@ G2Z__PRIVATE g2z_status g2z__share(g2z_trainer *t, int from, int to) {
   return G2Z_OK;
 }
 
-/* If parameters are stale, gathers them, except stage 3's blocks, when no rank reads the old ones
- * any more. */
+/* Gathers stale parameters, except stage 3's blocks, when no rank reads the old ones any more. */
 G2Z__PRIVATE g2z_status g2z__refresh(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   if (!t->stale || !t->plan->gathers) return G2Z_OK;
@@ -2574,8 +2579,7 @@ G2Z_API double g2z_seconds(void) {
   return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-/* Starts a thread that blocks all signals: the program's threads handle them. Returns 0, or the
- * errno. */
+/* Starts a thread that blocks all signals: the program's threads take them. Returns 0 or errno. */
 G2Z__PRIVATE int g2z__thread_start(pthread_t *thread, void *(*run)(void *), void *user) {
   sigset_t all, before;
   sigfillset(&all);
@@ -3638,9 +3642,9 @@ G2Z__PRIVATE g2z_status g2z__train_config_check(g2z_services *services,
 }
 
 /* ===== >>i06 plan ========================================================
- * In: a config, a device kind, a rank and the world size. Out: the place and size of everything.
- * Law: pure functions. All code that allocates, prints or reshards uses these numbers and computes
- * none. */
+ * In: a config, a device kind, a rank and the world size. Out: where everything lies, and sizes.
+ * Law: pure functions. Only this room lays out buffers and shards. plan_bytes counts what room 14
+ * allocates: a change there (trainer_allocate, trainer_first, trainer_open) belongs here, too. */
 
 /* Activations of a forward pass that backward needs, and backward's own scratch. Copies: in
  * training STREAM, LAYER and CACHE have one per layer; with recomputation all layers share one of
@@ -3765,14 +3769,12 @@ G2Z__PRIVATE int g2z__plan_cut(const g2z_plan *plan, int first, int next, g2z_bu
   return count;
 }
 
-/* The first unit that shares no bucket with unit `first`. Up to stage 1 all units before wte share
- * buckets. */
+/* The first unit that shares no bucket with unit `first`. Up to stage 1 only wte has its own. */
 G2Z__PRIVATE int g2z__plan_cut_end(const g2z_plan *plan, int first) {
   return plan->by_unit || first == plan->wte ? first + 1 : plan->wte;
 }
 
-/* Upper bound of the number of update ranges, which end where decay changes and where buckets
- * end. */
+/* Maximum number of update ranges, which end where decay changes and where buckets end. */
 G2Z__PRIVATE size_t g2z__plan_updates_limit(const g2z_plan *plan) {
   return (size_t)plan->units * G2Z_PARAM_COUNT + (size_t)plan->buckets;
 }
@@ -3816,7 +3818,7 @@ G2Z__PRIVATE g2z_status g2z__plan_homes(g2z_plan *plan) {
     load[next->home] += cost[next->param];
   }
 
-  /* The weights' places. At a home, weights of one parameter lie together. */
+  /* Where the weights lie. At a home, weights of one parameter lie together. */
   for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
     const g2z_param_info info = g2z__param_describe(&plan->model, (g2z_param)p);
     const int rank = travels ? plan->rank : 0;
@@ -4098,7 +4100,7 @@ G2Z__PRIVATE void g2z__plan_batch(g2z_plan *plan, int batch) {
   g2z__plan_bytes(plan);
 }
 
-/* Fills in kind, size and place of each unit, then the bucket size and the rest of the plan. */
+/* Fills in kind, size and indices of each unit, then the bucket size and the rest of the plan. */
 G2Z__PRIVATE g2z_status g2z__plan_lay_out(g2z_plan *plan, const g2z_train_config *config) {
   const size_t C = (size_t)plan->model.channels, grain = g2z__plan_grain(plan);
   const size_t layers = (size_t)plan->model.layers, by_unit = (size_t)plan->by_unit;
@@ -4128,7 +4130,7 @@ G2Z__PRIVATE g2z_status g2z__plan_lay_out(g2z_plan *plan, const g2z_train_config
   plan->parameters = plan->unit[plan->wte].canonical + (size_t)plan->model.vocab * C;
   plan->shard_elements = g2z__plan_share(plan, plan->elements);
 
-  /* The units' places in this rank's parameters and gradients. The two buffers of gathered blocks
+  /* Where the units lie in this rank's parameters and gradients. The two buffers of gathered blocks
    * lie between the final LayerNorm and wpe. */
   const g2z_unit *block = &plan->unit[1], *wpe = &plan->unit[plan->wpe];
   const g2z_unit *wte = &plan->unit[plan->wte];
@@ -4629,7 +4631,7 @@ typedef struct g2z__prefetch {
   g2z__shard *shards;
   size_t shard_count;
   char *globs;                   /* the text of the sets */
-  g2z__shard *open[G2Z__LOADER_FILES]; /* shard s may be open in place s % G2Z__LOADER_FILES */
+  g2z__shard *open[G2Z__LOADER_FILES]; /* shard s may be open in slot s % G2Z__LOADER_FILES */
   uint16_t *raw;                 /* T+1 tokens as in the file */
   unsigned char *bits;           /* the bytes of the mask that hold their bits; same memory block */
   int32_t *buffer[2];            /* [2, rows, T]: x, then y */
@@ -4639,7 +4641,7 @@ typedef struct g2z__prefetch {
   int running;                   /* 1: the thread reads step loader->position */
 } g2z__prefetch;
 
-/* Opens a shard unless it is open. Closes the shard that has its place, if there is one. */
+/* Opens a shard unless it is open. Closes the shard that is in its slot, if there is one. */
 G2Z__PRIVATE g2z_status g2z__loader_file(g2z_loader *loader, size_t s) {
   g2z__prefetch *reader = loader->reader;
   g2z__shard *shard = &reader->shards[s], **place = &reader->open[s % G2Z__LOADER_FILES];
@@ -5331,7 +5333,7 @@ static inline G2Z_HOST_DEVICE void g2z__decide(g2z_step_state *state, const g2z_
 
 /* AdamW's factors of one step, the same for all elements of a range. */
 typedef struct g2z__adamw_factors {
-  float gradient;         /* clip factor / loss scale */
+  float gradient;         /* state->grad_multiplier */
   float decay;            /* 1 - lr * weight_decay, or 1 */
   float beta2;
   float new_m, new_v;     /* 1 - beta1, 1 - beta2 */
@@ -5604,8 +5606,8 @@ G2Z_API g2z_status g2z_device_memory(g2z_services *services, g2z_device_kind kin
  * In:  tensors as fp32 in host memory. Out: the same; outputs hold values of the device's types.
  * Law: a thread owns the elements that it writes, and each element's sum runs in an order that
  *      depends on the shapes alone: no result depends on the number of threads.
- * Each op is written as its formula. All arithmetic is fp32; only sums over the channels of a row,
- * over tokens and over the vocabulary are fp64. An output is rounded once, when it is stored. */
+ * Each op is written as its formula. Arithmetic is fp32, matrix products too; norms, softmax and
+ * column sums add up in fp64. An output is rounded once, when it is stored. */
 
 /* Runs a loop in parallel if it has enough operations: waking the threads also costs time. */
 #define G2Z__PRAGMA(text) _Pragma(#text)
@@ -5720,7 +5722,7 @@ G2Z__PRIVATE g2z__cpu_product g2z__cpu_product_of(int M, int N, int K, g2z__cpu_
 }
 
 /* sums[rows][16] += a[rows,K] b[K][16], for up to 6 rows. If there are fewer, the last row takes
- * the place of the missing ones, whose sums are not read. */
+ * the part of the missing ones, whose sums are not read. */
 G2Z__PRIVATE void g2z__cpu_group(float (*sums)[G2Z__LANES], g2z__cpu_matrix a,
                                  const float (*b)[G2Z__LANES], int rows, int K) {
   g2z__cpu_vector sum[G2Z__GROUP][G2Z__VECTORS];
@@ -6290,8 +6292,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_grad_add(g2z_device *device, void *to, const vo
   return G2Z_OK;
 }
 
-/* Squares of fp32 numbers cannot overflow a double: the sum is finite if and only if all elements
- * are. */
+/* Squares of fp32 cannot overflow a double: the sum is finite if and only if all elements are. */
 G2Z__PRIVATE g2z_status g2z__cpu_grad_sumsq(g2z_device *device, double *sum, const void *grads,
                                             const g2z_range *ranges, int count) {
   (void)device;
@@ -6901,7 +6902,7 @@ static const struct { const char *text; size_t bytes; } g2z__kinds[] = {
 };
 
 /* Sends all bytes; 0 with errno: the connection is lost. While a nonblocking socket is full, waits
- * up to a second for room. */
+ * up to a second until it can. */
 G2Z__PRIVATE int g2z__send(int socket, const void *bytes, size_t count) {
   for (size_t done = 0; done < count;) {
     struct pollfd entry = {socket, POLLOUT, 0};
@@ -7290,7 +7291,7 @@ G2Z__PRIVATE double g2z__watch_look(g2z_ranks *ranks) {
   return g2z__awake(&ranks->clock);
 }
 
-/* Sends a message to the other peers, whole or not at all: a writable socket has room for it.
+/* Sends a message to the other peers, whole or not at all: a writable socket can take it.
  * patience_s: total wait for sockets that are not writable. At 0 such peers miss a heartbeat. */
 G2Z__PRIVATE void g2z__watch_tell(g2z_ranks *ranks, g2z__kind kind, const void *body,
                                   double patience_s) {
@@ -8025,7 +8026,7 @@ static const g2z_collectives g2z__plain = {
 
 /* A recorded step is a list: graph, calls, WAIT, graph, calls, WAIT, ... A graph holds the device's
  * work between two WAITs. It runs before the calls that were submitted meanwhile, because these
- * wait for places inside it. Each time, calls are issued as ordinary calls, outside of graphs: so a
+ * wait for departures in it. Each time, calls are issued as ordinary calls, outside of graphs: so a
  * step's last transfers overlap the beginning of the next step, and waiting can be timed. In a job
  * of one all calls are work of the device, and the step is one graph. */
 G2Z__PRIVATE g2z_status g2z__record_add(g2z_comm *comm, const g2z_call *call) {
@@ -8309,8 +8310,7 @@ G2Z__PRIVATE g2z_status g2z__safetensors_sort(g2z__safetensors *set, size_t firs
   return G2Z_OK;
 }
 
-/* Reads and checks a file's header (its length, then JSON), and adds the file's tensors to the
- * set. */
+/* Reads and checks a file's header (its length, then JSON); adds the file's tensors to the set. */
 G2Z__PRIVATE g2z_status g2z__safetensors_add(g2z__safetensors *set, const char *path) {
   g2z_services *services = set->services;
   const size_t first = set->count, path_bytes = strlen(path) + 1;
@@ -8883,8 +8883,9 @@ G2Z__PRIVATE g2z_status g2z__weights_read(g2z_services *services, const char *di
 
 /* ===== >>i13 context and model ===========================================
  * In:  tokens and the flat buffers. Out: loss, logits, gradients in the order of the plan.
- * Law: the model names ops and parameters, never a device or an address. A tensor lies at its
- *      unit's base in the model's buffer plus the plan's offset. */
+ * Law: the model names ops and parameters, never a device. A tensor lies at its unit's base in the
+ *      model's buffer plus the plan's offset. Only dln1, 8-bit copies and a text in the key-value
+ *      cache lie inside another tensor. */
 
 /* The build must be equal on all ranks: other code or another compiler may round differently. */
 #if defined(G2Z_GIT_COMMIT)
@@ -9210,8 +9211,8 @@ G2Z__PRIVATE g2z_status g2z__unit_backward_norm(const g2z_model *model, const g2
 /* Events that the host may wait for, two of each kind: one is in flight while the other is read. */
 enum { G2Z__EVENT_STAGED = 0, G2Z__EVENT_REPORT = 2 };
 
-/* Limit of consecutive skips at the smallest loss scale. A healthy run skips single steps. The 24
- * skips that halve the scale from 2^24 to 1 do not count. */
+/* Limit of consecutive skips at the smallest loss scale. A healthy run skips single steps. Skips
+ * that lead from 2^24 to 1 do not count: 24, and loss_scale_hysteresis - 1 before the first. */
 #define G2Z__SKIPS_AT_MINIMUM 50
 
 /* ----- memory ------------------------------------------------------------- */
@@ -9434,8 +9435,7 @@ G2Z__PRIVATE g2z_status g2z__device_suits(g2z_services *services, const g2z_trai
   return G2Z_OK;
 }
 
-/* The part of opening that needs no other rank: the plan, the data, the device and a check of its
- * memory. */
+/* The part of opening that needs no other rank: plan, data, device, and a check of its memory. */
 G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
   const g2z_train_config *config = &t->config;
   G2Z__TRY(g2z_plan_create(t->services, config, t->context->device,
@@ -9480,7 +9480,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
   return g2z_plan_fits(t->services, config, t->plan, free_bytes, sharing);
 }
 
-/* Fills the memory: arguments of AdamW, the step state, the table of 8-bit copies, the weights. */
+/* Fills the memory: operands of the optimizer, step state, table of 8-bit copies, weights. */
 G2Z__PRIVATE g2z_status g2z__trainer_first(g2z_trainer *t) {
   const g2z_ops *ops = t->device->ops;
   const g2z_model_config *model = &t->plan->model;
@@ -9518,8 +9518,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_first(g2z_trainer *t) {
   t->device->narrow = t->narrow;
   t->device->narrow_count = narrow_count;
   if (!from) return g2z__trainer_init(t);
-  /* Weights from files. The reader checks their shapes; only config.json gives the number of
-   * heads. */
+  /* Weights from files. The reader checks shapes; only config.json has the number of heads. */
   G2Z__TRY(g2z_weights_config(t->services, from, &saved));
   if (saved.channels == C && saved.heads != model->heads)
     G2Z_REFUSE(t->services, "heads=%d, but the weights in %s were trained with %d (n_head of its "
@@ -10375,9 +10374,8 @@ G2Z_API g2z_status g2z_model_generate(g2z_model *m, int count, int32_t *ids, siz
 }
 
 /* ===== >>i16 checkpoints =================================================
- * In: a trainer on every rank. Out: a directory with its state; loading goes from the directory to
- * the trainer. Law: a directory gets its final name only when every file in it is whole and on the
- * disk. Loading
+ * In:  a trainer on every rank. Out: a directory with its state. Loading is the reverse.
+ * Law: a directory gets its final name only when every file in it is whole and on the disk. Loading
  *      checks every byte that it will read before it changes the trainer.
  *
  * The last file is CHECKSUMS: a line "CRC BYTES OFFSET NAME" for each chunk of each other file, and
@@ -10611,7 +10609,7 @@ G2Z__PRIVATE g2z_status g2z__transfer_read(g2z__transfer *x, uint64_t begin, voi
 }
 
 /* Opens the file with a buffer's elements, all in canonical order: model.safetensors has masters,
- * optimizer.safetensors m and then v. *begin is the place of the first in the file. */
+ * optimizer.safetensors m and then v. *begin is the first one's index in the file. */
 G2Z__PRIVATE g2z_status g2z__transfer_buffer(g2z__transfer *x, g2z_buffer buffer, int saving,
                                              uint64_t *begin) {
   char name[40];
@@ -11153,7 +11151,7 @@ G2Z__PRIVATE g2z_status g2z__saved_mixture(g2z_services *services, const char *d
              saved->config.seq, saved->config.seed);
 }
 
-/* Loads this rank's part: algorithms, elements, and the place in the data. */
+/* Loads this rank's part: algorithms, elements, and the position in the data. */
 G2Z__PRIVATE g2z_status g2z__loading_fill(g2z__transfer *x) {
   g2z_trainer *t = x->t;
   const g2z__saved *saved = &x->saved;
