@@ -343,7 +343,6 @@ static const g2z_test_entry test_table[] = {
     {"profile", "tables of nsys, and what is none", test_profile},
     {"run_profile", "a run that times its own parts", test_run_profile},
     {"profile_script", "slurm/profile.sh with and without nsys", test_profile_script},
-    {"page_whisker", "a whisker beyond the scale of its bars", test_page_whisker},
     {"page_scales", "round ticks, and no number breaks an axis", test_page_scales},
     {"statistics", "medians and deviations, of none and with holes", test_statistics},
     {"summaries", "an experiment's file, table and page", test_summaries},

@@ -1,9 +1,7 @@
-/* Tests of the room "report": pages, TensorBoard events, spans and profiles. Tests that use private
- * names of the header: pages; "internals" marks code that uses such names. */
+/* Tests of the room "report": pages, TensorBoard events, spans and profiles. */
 
 /* ----- tests of pages: reports, events, profiles -------------------------- */
 
-/* internals */
 /* A page with every kind of content: `count` points of a noisy curve, a spike, a gap. */
 static g2z_status test_page_write(g2z_test *t, const char *path, size_t count) {
   static const char *const headers[] = {"GPUs", "tok/s"}, *const labels[] = {"<zero> 0", "zero 1"};
@@ -87,30 +85,26 @@ static void test_pages(g2z_test *t) {
   CHECK_IO(t, test_page_write(t, "/nowhere/page.html", 10), "/nowhere");
 }
 
-/* A whisker that exceeds the scale of its bars. */
-static void test_page_whisker(g2z_test *t) {
-  static const double y[] = {1}, low[] = {-1e30};
-  static const char *const labels[] = {"one"};
-  g2z_series series;
+/* The page of one chart of one series. */
+static const char *test_page_of(g2z_test *t, const g2z_series *series, const char *const *labels,
+                                g2z_axis axis) {
   g2z_chart chart;
   g2z_page *page;
-  memset(&series, 0, sizeof series);
   memset(&chart, 0, sizeof chart);
-  series.name = chart.title = "bars";
-  series.y = series.high = y;
-  series.low = low;
-  series.count = 1;
+  chart.title = "a chart";
   chart.labels = labels;
-  chart.series = &series;
+  chart.series = series;
   chart.series_count = 1;
+  chart.y_axis = axis;
   CHECK_OK(t, g2z_page_create(&t->services, test_path(t, "page.html"), "page", &page));
   g2z_page_chart(page, &chart);
   CHECK_OK(t, g2z_page_commit(page));
   g2z_page_free(page);
-  CHECK(t, fabs(test_number(t, test_read(t, "page.html"), "class=whisker d=\"M")) < 1e6);
+  return test_read(t, "page.html");
 }
 
-/* Numbers without a possible scale are not drawn, and ticks are round. */
+/* Numbers without a possible scale are not drawn, ticks are round, and a whisker that exceeds the
+ * scale of its bars is cut. */
 static void test_page_scales(g2z_test *t) {
   static const struct {
     double low, high;
@@ -127,25 +121,34 @@ static void test_page_scales(g2z_test *t) {
                {3, 20, G2Z_AXIS_LOG, "2", "20"},
                {4.9995, 5.0005, G2Z_AXIS_LOG, "5", "5"},
                {-1, 1, G2Z_AXIS_LOG, "-1", "1"}};
+  static const double x[] = {0, 1, 2}, one[] = {1}, low[] = {-1e30};
+  static const char *const labels[] = {"one"};
+  static const char tick[] = "<text class=end ";
+  g2z_series series;
+  memset(&series, 0, sizeof series);
+  series.name = "values";
+  series.x = x;
+  series.count = 3;
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    g2zp_extent extent = g2zp_nothing;
-    g2zp_scale scale;
-    char first[32] = "", last[32] = "";
-    g2zp_extent_add(&extent, cases[i].low);
-    g2zp_extent_add(&extent, cases[i].high);
-    g2zp_extent_add(&extent, NAN);
-    g2zp_scale_make(&scale, &extent, cases[i].axis, 1);
-    scale.to = 100;
-    CHECK(t, scale.ticks > 0 && scale.ticks <= 8);
-    g2zp_tick_text(&scale, scale.tick[0], first);
-    g2zp_tick_text(&scale, scale.tick[scale.ticks - 1], last);
-    FAIL_IF(t, strcmp(first, cases[i].first) != 0 || strcmp(last, cases[i].last) != 0,
-            "%g to %g: ticks from %s to %s", cases[i].low, cases[i].high, first, last);
-    for (int k = 0; k < scale.ticks; k++) {
-      double at = g2zp_scale_at(&scale, scale.tick[k]);
-      CHECK(t, at >= -1e-3 && at <= 100.001);
+    const double y[] = {cases[i].low, cases[i].high, NAN};
+    char text[32] = "";
+    int ticks = 0;
+    series.y = y;
+    const char *at = test_page_of(t, &series, NULL, cases[i].axis);
+    for (; (at = strstr(at, tick)) != NULL; at++, ticks++) {
+      const double up = test_number(t, at, " y=\"");
+      CHECK(t, up > 10 && up < 270);
+      CHECK(t, sscanf(strchr(at, '>'), ">%31[^<]", text) == 1);
+      CHECK(t, ticks || strcmp(text, cases[i].first) == 0);
     }
+    FAIL_IF(t, ticks < 1 || ticks > 8 || strcmp(text, cases[i].last) != 0,
+            "%g to %g: %d ticks up to %s", cases[i].low, cases[i].high, ticks, text);
   }
+  series.y = series.high = one;
+  series.low = low;
+  series.count = 1;
+  const char *bars = test_page_of(t, &series, labels, G2Z_AXIS_AUTO);
+  CHECK(t, fabs(test_number(t, bars, "class=whisker d=\"M")) < 1e6);
 }
 
 /* The files of test_run_all, as a page and as events; then each of these files damaged in turn. */
@@ -354,33 +357,24 @@ static void test_run_report_epochs(g2z_test *t) {
   static const char *const names[] = {
       "tokens_processed_global", "tokens_per_sec_global", "train_loss_avg_global",
       "val_loss_avg_global", "step_time_p95_sec", "epoch_wall_time_sec"};
-  g2z_json_out out;
-  g2z_writer *writer;
   g2z_results *results;
-  memset(&out, 0, sizeof out);
-  CHECK_OK(t, g2z_writer_create(&t->services, test_path(t, "metrics.jsonl"), &writer));
-  for (int i = 1; i <= 3 * EPOCHS; i++)
-    g2z_writer_printf(writer, "{\"step\": %d, \"loss\": 2.5, \"step_ms\": 7}\n", i);
-  CHECK_OK(t, g2z_writer_commit(writer));
-  g2z_writer_free(writer);
-  CHECK_OK(t, g2z_writer_create(&t->services, test_path(t, "training_metrics.json"), &writer));
-  out.writer = writer;
-  g2z_writer_printf(writer, "{\"schema_version\": \"2.0\", \"run_id\": \"x\", \"hardware\": "
-                            "{\"world_size\": 1}, \"summary\": {\"total_wall_time_sec\": 9}, "
-                            "\"shutdown\": {\"reason\": \"completed\"}, \"epochs\":");
-  g2z_json_begin(&out, NULL, '[');
+  FILE *file = fopen(test_path(t, "metrics.jsonl"), "w");
+  for (int i = 1; file && i <= 3 * EPOCHS; i++)
+    fprintf(file, "{\"step\": %d, \"loss\": 2.5, \"step_ms\": 7}\n", i);
+  CHECK(t, file && fclose(file) == 0);
+  file = fopen(test_path(t, "training_metrics.json"), "w");
+  REQUIRE_OK(t, file ? G2Z_OK : G2Z_IO);
+  fprintf(file, "{\"schema_version\": \"2.0\", \"run_id\": \"x\", "
+          "\"hardware\": {\"world_size\": 1}, \"summary\": {\"total_wall_time_sec\": 9}, \"shutdown\": {\"reason\": \"completed\"}, "
+          "\"epochs\":");
   for (int i = 0; i < EPOCHS; i++) {
-    g2z_json_begin(&out, NULL, '{');
-    g2z_json_put_integer(&out, "epoch_idx", i);
-    g2z_json_put_integer(&out, "steps", 3);
-    g2z_json_put_number(&out, "step_time_p50_sec", 7 + i);
-    for (int k = 0; k < 6; k++) g2z_json_put_number(&out, names[k], 1e6 + i);
-    g2z_json_end(&out, '}');
+    fprintf(file, "%c{\"epoch_idx\": %d, \"steps\": 3, \"step_time_p50_sec\": %d", i ? ',' : '[', i,
+            7 + i);
+    for (int k = 0; k < 6; k++) fprintf(file, ", \"%s\": %d", names[k], 1000000 + i);
+    fprintf(file, "}");
   }
-  g2z_json_end(&out, ']');
-  g2z_writer_printf(writer, "}\n");
-  CHECK_OK(t, g2z_writer_commit(writer));
-  g2z_writer_free(writer);
+  fprintf(file, "]}\n");
+  CHECK(t, fclose(file) == 0);
   double begin = g2z_seconds();
   CHECK_OK(t, g2z_report_run(&t->services, t->directory));
   CHECK_OK(t, g2z_results_create(&t->services, &results));
@@ -443,14 +437,9 @@ static void test_event_fields(g2z_test *t, const unsigned char *at, const unsign
   CHECK(t, at == end);
 }
 
+/* TensorFlow's masked CRC-32C. */
 static uint32_t test_event_sum(const void *bytes, size_t count) {
-  const unsigned char *at = (const unsigned char *)bytes;
-  uint32_t sum = 0xffffffffu;
-  for (size_t i = 0; i < count; i++) {
-    sum ^= at[i];
-    for (int bit = 0; bit < 8; bit++) sum = sum >> 1 ^ (sum & 1 ? 0x82f63b78u : 0);
-  }
-  sum = ~sum;
+  const uint32_t sum = test_crc_bits((const unsigned char *)bytes, count);
   return (sum >> 15 | sum << 17) + 0xa282ead8u;
 }
 
@@ -570,21 +559,6 @@ static const char test_stats_text[] =
     " ** CUDA GPU Kernel Summary (cuda_gpu_kern_sum):\n\n"
     " Time (%)  whatever\n ---\n x\n";
 
-/* The first string at "a.0.b" of a JSON text equals this one. */
-static void test_profile_is(g2z_test *t, const char *text, const char *path, const char *want) {
-  g2z_object object;
-  char *got = NULL;
-  memset(&object, 0, sizeof object);
-  object.services = &t->services;
-  object.path = (char *)path;
-  object.text = (char *)text;
-  object.bytes = strlen(text);
-  CHECK_OK(t, g2z_object_text(&object, path, &got));
-  FAIL_IF(t, !got || strcmp(got, want) != 0, "%s is \"%s\", expected \"%s\"", path, got ? got
-          : "none", want);
-  g2z_release(&t->services, got);
-}
-
 static void test_profile(g2z_test *t) {
   static const char *const damaged[][2] = {
       {"", "no NVTX Range Summary and no OS Runtime Summary"},
@@ -615,18 +589,19 @@ static void test_profile(g2z_test *t) {
   test_write_file(t, test_path(t, "profiles/nsys_4711_node-1.nsys-rep"), "x", 1);
   CHECK_OK(t, g2z_profile_run(&t->services, t->directory));
   const char *text = test_read(t, "profiles/profile_summary.json");
-  static const char *const want[][2] = {
-      {"slurm_job_id", "4711"},                 {"hosts.0", "node-1"},
-      {"gpu", "H200"},                          {"nsys_report", "nsys_4711_node-1.nsys-rep"},
-      {"inputs.0", "nsys_stats_node-1.txt"},    {"nvtx_top5.0.kind", "nvtx"},
-      {"nvtx_top5.0.name", ":train/backward"},  {"nvtx_top5.0.total_time", "2765967562725 ns"},
-      {"nvtx_top5.1.name", "NCCL:ncclAllGather  two"}, {"nvtx_top5.2.total_time", "1000000.5 ns"},
-      {"nvtx_top5.2.raw", "      3.1         1,000,000.5          1       1,000,000  PushPop  "
-                          ":zero/all_gather"},
-      {"osrt_top5.0.name", "read"},             {"osrt_top5.1.total_time", "914.5806 ms"},
-      {"osrt_top5.1.kind", "osrt"}};
-  for (size_t i = 0; i < sizeof want / sizeof *want; i++)
-    test_profile_is(t, text, want[i][0], want[i][1]);
+  static const char *const want[] = { /* in this order */
+      "\"slurm_job_id\": \"4711\"", "\"hosts\": [", "\"node-1\"", "\"gpu\": \"H200\"",
+      "\"nsys_report\": \"nsys_4711_node-1.nsys-rep\"", "\"nsys_stats_node-1.txt\"",
+      "\"nvtx_top5\": [", "\"nvtx\"", "\":train/backward\"", "\"2765967562725 ns\"",
+      "\"NCCL:ncclAllGather  two\"", "\"1000000.5 ns\"",
+      "\"      3.1         1,000,000.5          1       1,000,000  PushPop  :zero/all_gather\"",
+      "\"osrt_top5\": [", "\"read\"", "\"osrt\"", "\"914.5806 ms\""};
+  const char *at = text;
+  for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
+    const char *found = at ? strstr(at, want[i]) : NULL;
+    FAIL_IF(t, !found, "no %s at its place in %s", want[i], text);
+    at = found;
+  }
   static const char *const schema[] = {
       "\" generated_at_utc", "\" run_dir", "\" slurm_job_id", "[ hosts", "0 world_size", "\" gpu",
       "n cuda", "n seq_length", "n micro_batch_size_per_gpu", "n grad_accum_steps",
@@ -684,31 +659,24 @@ static void test_profile_script(g2z_test *t) {
       "profile) while [ \"$1\" != --output ]; do shift; done; echo x > \"$2.nsys-rep\"; shift 2; "
       "\"$@\";;\n"
       "stats) [ -e \"$5\" ] && echo ' ** NVTX Range Summary (x):';;\nesac\n";
-  char line[1500], output[4096];
-  if (access("slurm/profile.sh", R_OK) != 0) SKIP(t, "slurm/ is not here: run in the repository");
-  if (test_shell("bash --version", output, sizeof output) != 0) SKIP(t, "there is no bash");
+#define RUN "env -u SLURM_LOCALID SLURM_JOB_ID=7 PATH=\"$D/bin:$PATH\" bash slurm/profile.sh "
+  static const test_line lines[] = {
+      {RUN "$D/run sh -c 'echo ran; exit 75'", 75, {"ran"}},
+      {"cd $D/run/profiles && ls nsys_7_*.nsys-rep nsys_stats_*.txt", 0, {""}},
+      /* Slurm signals all processes; the program saves, and the measurements so far are kept. */
+      {"rm -r $D/run; " RUN "$D/run sh -c 'kill -USR1 $PPID $(cut -d\" \" -f4 /proc/$PPID/stat); "
+       "sleep 0.2; exit 75'", 75, {""}},
+      {"ls $D/run/profiles/nsys_stats_*.txt && rm -r $D/run", 0, {""}},
+      {"export SLURM_LOCALID=1; SLURM_JOB_ID=7 PATH=$D/bin:$PATH bash slurm/profile.sh $D/run echo "
+       "ran", 0, {"ran\n"}},
+      {"ls $D/run", 2, {""}}, /* only the host's first task profiles */
+      {RUN "$D/run", 1, {"slurm/profile.sh RUN_DIR"}},
+      {"PATH=/usr/bin:/bin command -v nsys && echo \"ran --profile\" || PATH=/usr/bin:/bin bash "
+       "slurm/profile.sh $D/run echo ran", 0, {"ran --profile\n"}}};
+#undef RUN
+  FILE_OR_SKIP(t, "slurm/profile.sh", "bash --version");
   CHECK_OK(t, g2z_make_directory(&t->services, test_path(t, "bin")));
   test_write_file(t, test_path(t, "bin/nsys"), nsys, sizeof nsys - 1);
   CHECK(t, chmod(test_path(t, "bin/nsys"), 0755) == 0);
-#define RUN(before, what)                                                                        \
-  (snprintf(line, sizeof line, "env -u SLURM_LOCALID PATH='%s/bin':\"$PATH\" SLURM_JOB_ID=7 "     \
-            before " bash slurm/profile.sh '%s/run' " what " 2>&1", t->directory, t->directory),  \
-   test_shell(line, output, sizeof output))
-  CHECK(t, RUN("", "sh -c 'echo ran; exit 75'") == 75 && strstr(output, "ran"));
-  CHECK(t, test_files_count(t, "run/profiles/nsys_7_*.nsys-rep") == 1);
-  CHECK(t, test_files_count(t, "run/profiles/nsys_stats_*.txt") == 1);
-  test_sh(t, "rm -r '%s/run'%s", t->directory, "");
-  /* Slurm signals all processes; the program saves, and the measurements so far are kept. */
-  CHECK(t, RUN("", "sh -c 'kill -USR1 $PPID $(cut -d\" \" -f4 /proc/$PPID/stat); sleep 0.2; "
-                   "exit 75'") == 75);
-  CHECK(t, test_files_count(t, "run/profiles/nsys_stats_*.txt") == 1);
-  test_sh(t, "rm -r '%s/run'%s", t->directory, "");
-  CHECK(t, RUN("SLURM_LOCALID=1", "echo ran") == 0 && strcmp(output, "ran\n") == 0);
-  CHECK(t, test_files_count(t, "run") == 0); /* only the host's first task profiles */
-  CHECK(t, RUN("", "") == 1 && strstr(output, "slurm/profile.sh RUN_DIR"));
-  if (test_shell("PATH=/usr/bin:/bin command -v nsys", output, sizeof output) == 0) return;
-  snprintf(line, sizeof line, "PATH=/usr/bin:/bin bash slurm/profile.sh '%s/run' echo ran 2>&1",
-           t->directory);
-  CHECK(t, test_shell(line, output, sizeof output) == 0 && strstr(output, "ran --profile\n"));
-#undef RUN
+  TEST_LINES(t, lines);
 }
