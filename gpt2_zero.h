@@ -1488,13 +1488,13 @@ G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *servic
  * the device wait for the queue; the host waits only if CPU ranks send. All ranks submit the same
  * calls in the same order. The calls of a step can be recorded and played again.
  *
- * To add a transport: name it in G2Z_TRANSPORT_LIST. g2z_plan_create chooses `transport` and
- * `reduce` (now anything but NCCL becomes COPY), g2z__plan_batch `gather`; g2z__plan_bytes counts
- * their memory. Fill a g2z_collectives; g2z_comm_create and, between GPUs, g2z__cuda_comm_open
- * choose it. play() receives each kind except GRAPH, and times what it sends as the span that
- * g2z__call_span names. allocate() makes parameters, logits (also both ends of EXCHANGE) and
- * verdicts. g2z__ranks_progress takes a counter that each MARK raises: the heartbeat of a GPU.
- * g2z__comm_carrier names the transport in the log. */
+ * To add a transport: name it in G2Z_TRANSPORT_LIST. g2z_plan_create uses it for several GPUs from
+ * stage 1 on, where `reduce` becomes COPY unless it is NCCL; g2z__plan_batch sets `gather`, and
+ * g2z__plan_bytes counts the memory. Fill a g2z_collectives, and choose it in g2z__cuda_comm_open
+ * or, for CPU ranks, in g2z_comm_create, which sets both to NCCL. play() receives each kind except
+ * GRAPH, and times what it sends as the span of g2z__call_span. allocate() serves parameters,
+ * logits and verdicts. g2z__ranks_progress takes the address of a counter that each MARK raises:
+ * heartbeats report it. g2z__comm_carrier names the transport in the log. */
 
 typedef struct g2z_comm g2z_comm;
 
@@ -1551,8 +1551,8 @@ typedef struct g2z_collectives { /* an implementation of the calls */
   /* Does ROWS of at most 256 bytes, a multiple of 4, in the order of the device's own work, even
    * while a graph is being recorded. *done 0: it cannot do that, and did nothing. */
   g2z_status (*rows_now)(g2z_comm *comm, const g2z_call *rows, int *done);
-  /* Zeroed memory of the kind that is fastest to send: for both buffers of GATHER, and for
-   * ROWS. All ranks allocate the same sizes in the same order. */
+  /* Zeroed memory of the kind that is fastest to send: for both ends of GATHER and of EXCHANGE, and
+   * for ROWS. All ranks allocate the same sizes in the same order. */
   g2z_status (*allocate)(g2z_comm *comm, size_t bytes, void **out);
   void (*release)(g2z_comm *comm, void *memory);
   /* A lap lasts from lap(), with number 0 or 1, to the next rows_now(). When the device has passed
@@ -1974,7 +1974,7 @@ extern "C" {
  *                  slice                      collect() adds the rows that gather_rows() sends, if
  *                                             plan.wte_rows. trainer_allocate() (room 14): up to
  *                                             stage 1 `sums` is model.grads, then a separate shard
- *   master, m      shard_at                   optimize(): the op adamw or muon
+ *   master, m      shard_at                   optimize(): adamw or muon; Muon's m: momentum()
  *   v              v_at                       optimize(): adamw
  *   model.params   own_param_at               optimize(): the rounded master. Then share() fills
  *                                             the bucket, at param_at, on every rank
