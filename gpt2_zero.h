@@ -11147,8 +11147,8 @@ G2Z__PRIVATE g2z_status g2z__saved_mixture(g2z_services *services, const char *d
   G2Z_REFUSE(services, "%.500s was saved with other training shards, weights, sequence length or "
              "seed (%" PRId64 " sequences of %d tokens, seed %" PRIu64 "), and a mixture continues "
              "only with the same: resume with the --train flags, --seq and --seed of that run, or "
-             "start a new run from its weights with --init-from", directory, saved->sequences,
-             saved->config.seq, saved->config.seed);
+             "start a new run from its weights: --init-from %.500s", directory, saved->sequences,
+             saved->config.seq, saved->config.seed, directory);
 }
 
 /* Loads this rank's part: algorithms, elements, and the position in the data. */

@@ -790,7 +790,8 @@ static void test_train_mixture(g2z_test *t) {
   } refused[] = {
       {":.5 --steps 32 --resume latest", "was saved with other training shards, weights, sequence "
        "length or seed (187 sequences of 16 tokens, seed 1337), and a mixture continues only with "
-       "the same: resume with the --train flags, --seq and --seed of that run, or start a "},
+       "the same: resume with the --train flags, --seq and --seed of that run, or start a new run from "
+       "its weights: --init-from /"},
       {":.3 --steps 32 --seed 5 --resume latest", "seed 1337), and a mixture continues only with "},
       {NULL, "(187 sequences of 16 tokens, seed 1337), and a mixture continues only with the same: "},
       {":.3 --epochs 2", "training shards with weights are mixed without an end, so there are "
