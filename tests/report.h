@@ -365,8 +365,8 @@ static void test_run_report_epochs(g2z_test *t) {
   file = fopen(test_path(t, "training_metrics.json"), "w");
   REQUIRE_OK(t, file ? G2Z_OK : G2Z_IO);
   fprintf(file, "{\"schema_version\": \"2.0\", \"run_id\": \"x\", "
-          "\"hardware\": {\"world_size\": 1}, \"summary\": {\"total_wall_time_sec\": 9}, \"shutdown\": {\"reason\": \"completed\"}, "
-          "\"epochs\":");
+          "\"hardware\": {\"world_size\": 1}, \"summary\": {\"total_wall_time_sec\": 9}, "
+          "\"shutdown\": {\"reason\": \"completed\"}, \"epochs\":");
   for (int i = 0; i < EPOCHS; i++) {
     fprintf(file, "%c{\"epoch_idx\": %d, \"steps\": 3, \"step_time_p50_sec\": %d", i ? ',' : '[', i,
             7 + i);
