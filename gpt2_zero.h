@@ -82,7 +82,7 @@
  *       --> backward, into one flat buffer, in the order that gradients complete
  *       --> bucket complete: summed over the ranks while backward continues; sum of squares
  *       --> verdict of all ranks: finite?, norm, clip factor, learning rate, loss scale
- *       --> AdamW on the fp32 shard --> params = round(master)
+ *       --> AdamW or Muon on the fp32 shard --> params = round(master)
  *       --> bucket updated: sent to the other ranks during the next forward pass
  *     The host enqueues all of this and reads g2z_step_state one step later.
  *
@@ -113,7 +113,7 @@
  *     scratch of the ops                     0.289 GiB   plus CUDA's context, about 0.5 GiB
  *
  * NUMERICS: the type of every value, and when it is rounded ("act" is --dtype)
- *     parameters                    act        once, from the master weights, after AdamW
+ *     parameters                    act        once, from the master weights, in the update
  *     every op's output             act        once; inside an op everything is fp32
  *                                              (a CPU's norms, softmax and column sums: fp64)
  *     residual stream               act        after each addition
@@ -780,7 +780,7 @@ typedef struct g2z_bucket {       /* a range of gradients that is reduced in one
   size_t grad_at, sum_at;         /* the bucket's index in the gradients, the slice's in the sums */
   size_t shard_at;                /* the slice's index in master and m */
   size_t update, muon_update;     /* index of the slice's first update range: of AdamW, of Muon */
-  int unit, last_unit;            /* it begins in `unit`; the backward of last_unit completes it */
+  int unit, last_unit;            /* it begins in `unit`; last_unit's backward pass completes it */
 } g2z_bucket;
 
 /* A range that the optimizer updates. The ranges are this rank's slices without padding, cut where
@@ -1505,7 +1505,7 @@ typedef enum g2z_call_kind {
   G2Z_CALL_REDUCE, /* Sums from[n] grad over all ranks, sent in the wire's type; `to` grad (write)
                     * gets the part that this rank owns. `to` may be this rank's part of `from`; for
                     * owners ALL and ROOT it must be. The rest of `from` is undefined afterwards,
-                    * but zeros of all ranks stay 0: up to stage 1 padding is zeroed only once. */
+                    * but zeros on all ranks stay 0: up to stage 1 padding is zeroed only once. */
   G2Z_CALL_GATHER, /* to[n] act: each owner's part from[n / world], or from[n] of rank 0. `from` may
                     * be that part of `to` itself. No rank may still be reading `to`: the caller
                     * ensures this, if necessary by AFTER with `all`. */
@@ -1965,7 +1965,7 @@ extern "C" {
  *
  * Where a gradient lies: a step moves it down this table. The plan has all indices; buckets and
  * update ranges use the same names for them.
- *   buffer         index of an element        who writes it
+ *   buffer         index of an element        written by
  *   model.dwte     wte alone, [Vp, C]         head(), and unit_backward() of wpe unless pass.rows
  *   model.grads    unit.grad_at + offset[p];  unit_backward(), unit_backward_norm() (room 13), at
  *                  bucket.grad_at             g2z__grad(). wte: reduce_bucket() casts dwte, unless
@@ -1991,7 +1991,7 @@ extern "C" {
  * To add an optimizer: name it in G2Z_OPTIMIZER_LIST. plan_fill() cuts its update ranges,
  * plan_homes() gives whole weights homes and routes, plan_bytes() counts its state, trainer_read()
  * and _write() (room 14) move it to and from files. momentum(), orthogonalize() and optimize() call
- * its ops; if state->skip, weights and state stay. Areas last until the next head overwrites them.
+ * its ops: if state->skip, these change no weight and no moment. Areas last until the next head.
  *
  * When a rank may overwrite memory that another rank reads:
  *   parameters      After the verdict. A rank enqueues its verdict after its last backward pass, so
