@@ -3,30 +3,36 @@
 
 /* ----- runs, their artifacts, flags, the command line -------------------- */
 
-/* Kinds: " string, 0 number (or null if the value is unavailable), n null, t bool, { [. */
+/* Kinds: " string, 0 number, n null, t bool, { [. The first rows hold for every run, however
+ * short. */
+enum { TEST_SCHEMA_ALWAYS = 41 };
 static const char *const test_schema[] = {
     "\" schema_version", "\" run_id", "\" timestamp_utc", "n git_commit", "\" command_line",
     "n env.python_version", "n env.torch_version", "n env.transformers_version",
     "n env.deepspeed_version", "n env.cuda_version", "n env.nccl_version", "\" host.hostname",
-    "\" host.os", "n hardware.gpu_name", "0 hardware.gpu_count_visible", "0 hardware.world_size",
-    "n hardware.cuda_version", "\" training_config.model_name", "\" training_config.model_size",
-    "0 training_config.seq_len", "0 training_config.epochs",
+    "\" host.os", "n hardware.gpu_name", "0 hardware.gpu_count_visible",
+    "0 hardware.world_size", "n hardware.cuda_version", "\" training_config.model_name",
+    "\" training_config.model_size", "0 training_config.seq_len", "0 training_config.epochs",
     "0 training_config.micro_batch_size_per_gpu", "0 training_config.grad_accum_steps",
-    "0 training_config.global_batch_size", "0 training_config.lr", "\" training_config.optimizer",
-    "\" training_config.precision", "t training_config.deepspeed_enabled",
-    "0 training_config.zero_stage", "\" training_config.dataset_name",
-    "0 training_config.dataset_subset_sizes.train", "0 training_config.dataset_subset_sizes.val",
-    "n deepspeed_config.path", "n deepspeed_config.sha256", "n deepspeed_config.selected",
-    "\" schema_notes", "0 epochs.1.epoch_idx", "0 epochs.1.epoch_wall_time_sec",
-    "0 epochs.1.steps", "0 epochs.1.micro_steps", "0 epochs.1.optimizer_steps",
+    "0 training_config.global_batch_size", "0 training_config.lr",
+    "\" training_config.optimizer", "\" training_config.precision",
+    "t training_config.deepspeed_enabled", "0 training_config.zero_stage",
+    "\" training_config.dataset_name", "0 training_config.dataset_subset_sizes.train",
+    "0 training_config.dataset_subset_sizes.val", "n deepspeed_config.path",
+    "n deepspeed_config.sha256", "n deepspeed_config.selected", "\" schema_notes",
+    "0 summary.total_wall_time_sec", "0 summary.mean_tokens_per_sec_global", "[ epochs",
+    "0 epochs.0.optimizer_steps", "0 epochs.0.tokens_processed_global",
+    /* and the rest, for one that ends after two epochs */
+    "0 epochs.1.epoch_idx", "0 epochs.1.epoch_wall_time_sec", "0 epochs.1.steps",
+    "0 epochs.1.micro_steps", "0 epochs.1.optimizer_steps",
     "0 epochs.1.tokens_processed_global", "0 epochs.1.tokens_per_sec_global",
     "0 epochs.1.train_loss_avg_global", "0 epochs.1.val_loss_avg_global",
-    "n epochs.1.max_cuda_mem_allocated_bytes_rank0", "n epochs.1.max_cuda_mem_reserved_bytes_rank0",
+    "n epochs.1.max_cuda_mem_allocated_bytes_rank0",
+    "n epochs.1.max_cuda_mem_reserved_bytes_rank0",
     "n epochs.1.max_cuda_mem_allocated_bytes_global",
     "n epochs.1.max_cuda_mem_reserved_bytes_global", "0 epochs.1.step_time_mean_sec",
     "0 epochs.1.step_time_p50_sec", "0 epochs.1.step_time_p95_sec",
-    "0 epochs.1.dataload_time_mean_sec", "0 summary.total_wall_time_sec",
-    "0 summary.best_val_loss", "0 summary.mean_tokens_per_sec_global", "{ shutdown",
+    "0 epochs.1.dataload_time_mean_sec", "0 summary.best_val_loss", "{ shutdown",
     "\" completion.run_complete_file", "\" completion.printed_marker",
     "\" completion.timestamp_utc"};
 
@@ -111,11 +117,6 @@ static void test_run_length(g2z_test *t) {
   CHECK(t, seen.validations == 3); /* 3, 4 (end of the epoch), 6 (end of the run) */
   CHECK_HAS(t, seen.line, "checkpoint_path=none");
 
-  /* Without shards to train on: validates and samples the fresh model. */
-  s.config.train.train_glob = NULL;
-  CHECK_OK(t, test_run_all(t, &s.config, &seen));
-  CHECK(t, seen.steps == 0 && seen.validations == 1 && seen.samples == 1);
-  CHECK_NEAR(t, seen.val_loss, log(257.0), 0.1);
 }
 
 /* A step in which no token counts has no loss and no weight in the epoch's mean. The learning rate
@@ -622,23 +623,13 @@ static void test_flags_foreign(g2z_test *t) {
   {"--train $SHARD $TINY --sample-tokens 0 --" flag " " value, "--" flag " has no effect " why}
 static const char *const test_train_bad[][2] = {
     {"--bathc 4", "unexpected flag --bathc: "},
-    {"--batch four", "--batch four: not a whole number"},
-    {"--batch ''", "--batch \"\": not a whole number"},
     {"'' --batch 4", "unexpected argument \"\": put patterns"},
-    {"--batch -4", "--batch -4: must be from 1"},
-    {"--lr nan", "--lr nan: must be from"},
-    {"--max_iters 10", "unexpected flag --max_iters: type --steps N"},
-    {"-pn 10", "unexpected flag -pn: type --gpus N"},
     {"--prompt x", "--prompt needs trained weights: give --init-from"},
     {"--config f", "unexpected flag --config: there are only flags; to keep them in a file: $(cat"},
     {"--train $SHARD --init-from gpt2", "gpt2 has no config.json: name a directory with config.js"},
-    {"--train $SHARD --init-from $SHARD", "shard.bin has no config.json: name a directory with"},
     {"--train $SHARD --vocab /tmp", "/tmp: Is a directory; name a file"},
     {"--steps 0", "--steps 0: must be from 1"},
-    {"--dtype fp8", "must be one of fp32|tf32|fp16|bf16"},
-    {"--schedule step", "must be one of cosine|"},
     {"--model gpt3", "gpt2-medium"},
-    {"--model gpt2 x", "unexpected argument \"x\": "},
     {"--train a_0.bin a_1.bin", "unexpected argument \"a_1.bin\": put patterns and text"},
     {"--train a.bin:0.7 b.bin:0.3", "unexpected argument \"b.bin:0.3\": repeat the flag, as in --t"},
     {"--train $SHARD --channels 36 --heads 3", "must be a multiple of 8"},
@@ -1216,7 +1207,6 @@ static test_run_seen test_run_warns(g2z_test *t, const test_run_setup *s, const 
  * of an uninterrupted run. */
 static void test_run_resume(g2z_test *t) {
   test_run_setup a, b;
-  char path[600];
   test_run_saves(t, &a, "a");
   test_run_seen seen = test_run_well(t, &a);
   CHECK(t, seen.steps == 8 && seen.saved == 4 && test_files_count(t, "a/step-") == 4);
@@ -1240,8 +1230,7 @@ static void test_run_resume(g2z_test *t) {
 
   /* Resumed from a path, in the middle of an epoch: later checkpoints are removed. Files that a
    * user put into such a checkpoint stay, and a warning names them. */
-  snprintf(path, sizeof path, "%s/step-000003/", b.run_dir);
-  b.config.resume = path;
+  b.config.resume = test_at(t, "b/step-000003/");
   b.config.keep = 2;
   test_sh(t, "cd b && rm -r step-000004 step-000006 step-000008 && "
              "touch step-000003/optimizer.txt && mkdir step-000003/eval");
@@ -1321,8 +1310,7 @@ static void test_run_branches(g2z_test *t) {
   test_run_saves(t, &a, "a");
   test_run_well(t, &a);
   test_run_saves(t, &b, "c");
-  snprintf(path, sizeof path, "%s/step-000006", a.run_dir);
-  b.config.resume = path;
+  b.config.resume = test_at(t, "a/step-000006");
   test_run_seen seen = test_run_well(t, &b);
   CHECK(t, seen.steps == 2 && seen.last_step == 8 && test_files_count(t, "c/step-") == 1);
   SAME(t, "a/step-000008", "c/step-000008");
@@ -1373,15 +1361,13 @@ static void test_run_short_epoch(g2z_test *t) {
   static const char *const before[] = {"true", "cp -r a h && rm -r h/step-*[4-8]",
                                        "rm -r h/step-000005"};
   test_run_setup a, b;
-  char path[600];
   test_run_saves(t, &a, "a");
   test_run_well(t, &a);
   for (int i = 0; i < 3; i++) {
     const char *run = i ? "h" : "g";
     test_run_saves(t, &b, run);
     test_sh(t, "%s", before[i]);
-    snprintf(path, sizeof path, "%s/step-000003", a.run_dir);
-    b.config.resume = i ? "latest" : path;
+    b.config.resume = i ? "latest" : test_at(t, "a/step-000003");
     b.config.train.accum = 3;
     test_run_seen seen = test_run_well(t, &b);
     CHECK(t, seen.steps == 2 && seen.validations == 2 && seen.saved == (i ? 1 : 2));
@@ -1445,14 +1431,11 @@ static void test_run_resume_torn(g2z_test *t) {
 
 /* "latest" is the last intact checkpoint. */
 static void test_run_resume_latest(g2z_test *t) {
-  static const struct { const char *damage, *why; } cases[] = {
+  static const struct { const char *damage, *why; } cases[] = { /* checkpoint_damage has the rest */
       {"printf x | dd of=step-000008/model.safetensors bs=1 seek=2000 conv=notrunc 2> /dev/null",
        "the file is damaged"},
-      {"truncate -s -1 step-000008/optimizer.safetensors", "it was cut or replaced"},
       {"rm step-000008/tuning.txt", "has no tuning.txt, which belongs to it"},
       {"rm step-000008/trainer_state.json", "has weights but no trainer_state.json"},
-      {"truncate -s 700 step-000008/trainer_state.json", "step-000008"},
-      {"rm -r step-000008 && mkdir step-000008", "has no trainer_state.json"},
       {"rm -r step-000008 && touch step-000008", "has no trainer_state.json"},
       {"rm step-000008/tuning.txt && mkfifo step-000008/tuning.txt",
        "tuning.txt is a FIFO: copy the checkpoint again"}};
@@ -2348,11 +2331,6 @@ static void test_train_ranks_differ(g2z_test *t) {
 /* Other programs read these fields of training_metrics.json: all exist, however short the run, and
  * the fields that these programs format as numbers are numbers. A Slurm job adds its variables. */
 static void test_run_short(g2z_test *t) {
-  static const char *const schema[] = {
-      "\" schema_version", "\" run_id", "\" timestamp_utc", "n git_commit", "\" command_line",
-      "{ env", "{ hardware", "0 hardware.world_size", "{ training_config", "{ deepspeed_config",
-      "[ epochs", "0 epochs.0.optimizer_steps", "0 epochs.0.tokens_processed_global", "{ summary",
-      "0 summary.mean_tokens_per_sec_global", "0 summary.total_wall_time_sec"};
   static const char *const job[] = {
       "{ hardware.cluster", "\" scheduler.type", "\" scheduler.job_id", "\" scheduler.nodelist",
       "0 scheduler.nnodes", "0 scheduler.procid", "0 scheduler.localid", "\" scheduler.partition"};
@@ -2374,8 +2352,10 @@ static void test_run_short(g2z_test *t) {
     for (int k = 0; k < 7 && i == 0 && !inside; k++) unsetenv(slurm[k][0]);
     test_run_stop_at = 0;
     CHECK(t, status == (i == 1 ? G2Z_STOPPED : G2Z_OK));
+    CHECK(t, i < 2 || (seen.steps == 0 && seen.validations == 1 && seen.samples == 1));
+    if (i == 2) CHECK_NEAR(t, seen.val_loss, log(257.0), 0.1); /* of a fresh model */
     const char *text = test_read(t, "run%d/training_metrics.json", i);
-    test_run_schema(t, text, strlen(text), schema, sizeof schema / sizeof *schema);
+    test_run_schema(t, text, strlen(text), test_schema, TEST_SCHEMA_ALWAYS);
     if (i == 0 && !inside) test_run_schema(t, text, strlen(text), job, sizeof job / sizeof *job);
     CHECK(t, *test_read(t, "run%d/train.log", i));
     CHECK_HAS(t, test_read(t, "run%d/report.html", i),
