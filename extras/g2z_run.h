@@ -2872,10 +2872,17 @@ static g2z_status g2zr_settle_model(g2z_services *services, g2z_run_options *o) 
   }
   /* Take the model from the weights. Flags may repeat its shape but must not contradict it. */
   G2Z_TRY(g2zr_has(services, weights, "config.json", &there));
-  if (*weights && !there)
+  if (*weights && !there) {
+    const g2z_path inside = g2z_path_in(weights, "weights");
+    char word[PATH_MAX];
+    G2Z_TRY(g2zr_has(services, inside.text, "config.json", &there));
+    if (there)
+      G2Z_REFUSE(services, "--init-from %.300s is a run's directory, not its model: type "
+                 "--init-from %s", weights, g2z_shell_word(inside.text, word, sizeof word));
     G2Z_REFUSE(services, "--init-from %.300s has no config.json: name a directory with config.json "
                "and model.safetensors, such as a run's RUN_DIR/weights, written at its end, a "
                "checkpoint, or gpt2, which make gpt2 downloads", weights);
+  }
   G2Z_TRY(g2z_weights_config(services, weights, model));
   if (o->model) {
     G2Z_TRY(g2z_model_config_named(services, o->model, &wanted));

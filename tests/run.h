@@ -1970,6 +1970,8 @@ static void test_train_hints(g2z_test *t) {
   CHECK(t, output[0] && !strstr(output, "train: "));
   PASTE("To train these weights further: ", 0);
   CHECK_HAS(t, output, "$(run)/weights\n", "$(run)-2/report.html", "step 4/4 | loss ");
+  TRAIN(1, "--init-from \"$RUN\"");
+  CHECK_HAS(t, said, " is a run's directory, not its model: type --init-from '", "$(run)/weights'\n");
   test_sh(t, "rm -r \"$RUN\"");
 
   /* With checkpoints; then again when no step is left: it prints no loss and no step twice. */
