@@ -296,7 +296,7 @@ extern "C" {
   X(STOPPED,      "a stop was requested")                                                         \
   X(LOST,         "another rank died, or does not answer")
 
-/* The enumerators, the texts and, for a setting, the words of such a list. */
+/* From such a list: its enumerators, its texts, and the words that a setting accepts. */
 #define G2Z_LIST_NAME(name, ...) G2Z_##name,
 #define G2Z_LIST_TEXT(name, text) text,
 #define G2Z_LIST_WORD(name, text) "|" text
@@ -375,14 +375,14 @@ G2Z_API void g2z_writer_free(g2z_writer *writer); /* NULL is fine; removes an un
  * (/dev/fd/63). The caller frees the text with g2z_release. */
 G2Z_API g2z_status g2z_read_file(g2z_services *services, const char *path, size_t limit,
                                  char **text, size_t *bytes);
-/* Repeats a system call that a signal interrupts: on some file systems even open() and fsync(). */
+/* Repeats a system call that a signal interrupted; on some file systems even open() and fsync(). */
 #define G2Z_RETRY(result, call) while (((result) = (call)) < 0 && errno == EINTR) continue
 /* write() of all bytes, repeated if a signal interrupts it. Returns 0 on failure, with errno. */
 G2Z_API int g2z_write_bytes(int file, const void *bytes, size_t count);
 /* mkdir -p. */
 G2Z_API g2z_status g2z_make_directory(g2z_services *services, const char *path);
-/* *there: 1 if anything has this name, even a broken link. The call fails if that cannot be found
- * out: after a wrong "no" the caller would start over on top of files that it cannot see. */
+/* *there: 1 if anything has this name, even a broken link. The call fails if this is not known:
+ * after a wrong "no" the caller would start again and overwrite files that it cannot see. */
 G2Z_API g2z_status g2z_is_there(g2z_services *services, const char *path, int *there);
 
 /* ===== >>d03 random numbers ==============================================
@@ -539,7 +539,7 @@ G2Z_API void g2z_json_put_bool(g2z_json_out *out, const char *key, int value);
   X(FP8_NONE,    "none")    /* all products have operands of dtype */                             \
   X(FP8_LOGITS,  "logits")  /* the product that makes the LM head's logits */                     \
   X(FP8_FORWARD, "forward") /* logits, and the forward products qkv, attproj, fc and fcproj */    \
-  X(FP8_ALL,     "all")     /* forward, the LM head's gradients, data gradients but attproj's */  \
+  X(FP8_ALL,     "all")     /* forward, LM head's gradients, data gradients except attproj's */   \
   X(FP8_WEIGHTS, "weights") /* all, and weight gradients of qkv, fc, fcproj. Both need fp16 */
 
 #define G2Z_OPTIMIZER_LIST(X)                                                                     \
@@ -689,7 +689,7 @@ static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *
  *             multiple of 8*world, so that each of `world` equal slices starts on 16 bytes. Rank r
  *             owns slice r; its shards of master and m hold its slices one after the other. In
  *             stage 0 each rank owns every bucket whole; in strategy dp rank 0 does.
- * parameters  In stage 3 of several ranks the blocks have two buffers, and this rank's slices of
+ * parameters  In stage 3 with several ranks the blocks have two buffers, and this rank's slices of
  *             the blocks lie after wte. Otherwise each rank has all parameters.
  * gradients   From stage 2 on there are two buffers for units and one for wte, and sums over the
  *             ranks go into a shard, cut like master. Otherwise each rank has all gradients.
@@ -752,7 +752,7 @@ typedef struct g2z_param_info { /* a row of the table, for one model */
   X(MEMORY_GRADS,       "gradients")/* with the memory that sends and receives one bucket */      \
   X(MEMORY_OPTIMIZER,   "master weights, m and v in fp32")                                        \
   X(MEMORY_ACTIVATIONS, "activations")                                                            \
-  X(MEMORY_HEAD,        "LM head: chunk of logits, wte gradient in fp32 if apart")                \
+  X(MEMORY_HEAD,        "LM head: chunk of logits, and wte's fp32 gradient if separate")          \
   X(MEMORY_BATCHES,     "token batches and step state")                                           \
   X(MEMORY_SCRATCH,     "scratch of the ops")
 typedef enum g2z_memory { G2Z_MEMORY_LIST(G2Z_LIST_NAME) G2Z_MEMORY_COUNT } g2z_memory;
@@ -860,9 +860,9 @@ typedef struct g2z_plan {
   int wte_rows;                   /* 1: the embedding's part of wte's gradient is sent separately,
                                    * one row per token of each rank; 0: together with the head's
                                    * part */
-  /* Then the memory of the logits holds row_count rows, those of all ranks (or the parts of wte's
-   * gradient that this rank owns), their tokens, and these tokens' order as embed_order writes it:
-   * byte offsets. */
+  /* If wte_rows, the memory of the logits holds the row_count rows of all ranks, then at
+   * row_tokens_at their tokens, then at row_order_at the order of these tokens, as embed_order
+   * writes it. Both are offsets in bytes. */
   size_t row_count, row_tokens_at, row_order_at;
   size_t logits_bytes;            /* of that memory, which Muon's areas share, too */
   size_t narrow_bytes;            /* of the blocks' 8-bit weights; 0: products round them */
@@ -934,8 +934,8 @@ G2Z_API int g2z_plan_largest_batch(const g2z_plan *plan, size_t free_bytes);
  *              G sequences: both are filled up with token 0 and targets of -1.
  *
  * SHUFFLED also mixes sets of shards by weight: the glob then has a line PATTERN:WEIGHT per set. A
- * mixture has one epoch without end. Its position is a function of the number of sequences before
- * it alone, so every world reads the same order. Each set has its own passes over its sequences,
+ * mixture has one epoch without end. The next sequence depends only on the number of sequences read
+ * before it, so every world reads the same order. Each set has its own passes over its sequences,
  * and every pass has its own shuffle.
  *
  * A prefetch thread reads ahead. Its errors (a file that shrank, a token beyond the vocabulary)
@@ -949,11 +949,11 @@ G2Z_API g2z_status g2z_shard_writer_create(g2z_services *services, const char *p
                                            g2z_shard_format format, uint64_t vocab_hash,
                                            g2z_shard_writer **out);
 /* ids are 0..65535; with G2Z_UNCOUNTED added, the token does not count. A shard with such tokens
- * gets a mask; the commit of one without removes the mask of an earlier shard of this name. */
+ * gets a mask; the commit of any other shard removes an earlier mask of this name. */
 #define G2Z_UNCOUNTED (1 << 30)
 G2Z_API g2z_status g2z_shard_writer_append(g2z_shard_writer *writer, const int32_t *ids,
                                            size_t count);
-/* All of a commit except the rename, for several shards that are committed together at the end.
+/* Does all of a commit except the rename, for shards that are committed together at the end.
  * unlock: 1 also closes the file and releases its lock; another writer could then take the name. */
 G2Z_API g2z_status g2z_shard_writer_finish(g2z_shard_writer *writer, int unlock);
 G2Z_API g2z_status g2z_shard_writer_commit(g2z_shard_writer *writer); /* header, fsync, rename */
@@ -1391,9 +1391,9 @@ G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kin
 G2Z_API void g2z_device_free(g2z_device *device); /* NULL is fine */
 /* CPU: 1. CUDA: the number of GPUs that this process sees. */
 G2Z_API int g2z_device_count(g2z_device_kind kind);
-/* G2Z_OK: this process sees a GPU. Otherwise the sentence gives the reason, and which variable
- * promised a GPU; a program that uses the CPU instead should print it as a warning, except for
- * G2Z_UNSUPPORTED: this build has no CUDA, and nothing promises a GPU. */
+/* G2Z_OK: this process sees a GPU. Otherwise the sentence gives the reason and the variable that
+ * promised a GPU. A program that then uses the CPU should print the sentence as a warning, except
+ * after G2Z_UNSUPPORTED: this build has no CUDA, and nothing promises a GPU. */
 G2Z_API g2z_status g2z_device_find_gpu(g2z_services *services);
 /* Free and total bytes of memory of a device of this kind. A CPU has at most what the control
  * groups of this process (a container's, a batch job's) allow. */
@@ -1957,7 +1957,7 @@ extern "C" {
  *   2     | as in stage 1         | until the unit that  | reduce-scatter, in    | all-gather
  *         |                       | shares this unit's   | each micro-step,      |
  *         |                       | buffer is reduced    | added to a shard      |
- *   3     | gather the block, and | as in stage 2        | as in stage 2         | all-gather, but
+ *   3     | gather the block, and | as in stage 2        | as in stage 2         | all-gather, with
  *         | start the next one's  |                      |                       | only two blocks
  *   dp    | as in stage 1         | nothing              | reduce to rank 0, in  | broadcast from
  *         |                       |                      | the last micro-step   | rank 0
@@ -1982,8 +1982,8 @@ extern "C" {
  * squares of all ranks into the factor with which optimize() multiplies the sums. Its ops find the
  * buffers in t->update, which trainer_first() (room 14) fills.
  *
- * The new parameters travel during the next forward pass: wait_parameters() holds the device until
- * those of a unit have arrived. forward() and unit_backward() read them.
+ * The new parameters travel during the next forward pass: wait_parameters() makes the device wait
+ * until a unit's have arrived. forward() and unit_backward() read them.
  * Muon updates the blocks' weights, and needs whole weights. momentum() computes u of this rank's
  * slices and sends it to the weights' homes. orthogonalize() turns u into O there and sends O back.
  * optimize() applies O together with AdamW's other updates. wte is updated and shared while u
@@ -2031,7 +2031,7 @@ G2Z__PRIVATE g2z_status g2z__orthogonalize(g2z_trainer *t);
 G2Z__PRIVATE g2z_status g2z__optimize(g2z_trainer *t, int from, int to);
 G2Z__PRIVATE g2z_status g2z__share(g2z_trainer *t, int from, int to);
 
-/* Of rooms 13 and 10. */
+/* From rooms 13 and 10. */
 G2Z__PRIVATE g2z_status g2z__unit_forward(const g2z_model *model, const g2z__pass *pass, int unit);
 G2Z__PRIVATE g2z_status g2z__head_loss(const g2z_model *model, const g2z__pass *pass,
                                        double *loss_sum, float dloss, const g2z_step_state *state);
@@ -2091,7 +2091,7 @@ G2Z__PRIVATE char *g2z__sums_at(const g2z_trainer *t, size_t at) {
   return t->sums + at * t->plan->grad_bytes;
 }
 
-/* Runs an op of the page as a span. */
+/* Runs an op of the page and times it as a span. */
 #define G2Z__SPAN(device, name, call)                             \
   do {                                                            \
     (device)->ops->span_begin(device, G2Z_SPAN_##name);           \
@@ -2099,7 +2099,7 @@ G2Z__PRIVATE char *g2z__sums_at(const g2z_trainer *t, size_t at) {
     (device)->ops->span_end(device, G2Z_SPAN_##name);             \
   } while (0)
 
-/* Marks in the queue of room 11: of each kind one per bucket. The last four kinds use one. */
+/* Marks in the queue of room 11: one per kind and bucket. The last four kinds use only one. */
 typedef enum g2z__queue_place {
   G2Z__PLACE_REDUCED,   /* a bucket's gradients are summed */
   G2Z__PLACE_GATHERED,  /* a bucket's parameters have arrived */
@@ -2118,7 +2118,7 @@ G2Z__PRIVATE g2z_status g2z__queue(g2z_trainer *t, g2z_call_kind kind, g2z__queu
   return g2z_comm_submit(t->comm, &call);
 }
 
-/* Makes the queue wait for the work that this device has so far, or with `all` every device. */
+/* Makes the queue wait for the work that this device has so far; with `all`, every device. */
 G2Z__PRIVATE g2z_status g2z__queue_after(g2z_trainer *t, int all) {
   g2z_call call = g2z_call_of(G2Z_CALL_AFTER, NULL, NULL, 0);
   call.all = all;
@@ -2673,7 +2673,7 @@ G2Z__PRIVATE int g2z__open_file(const char *path, int flags) {
   return file;
 }
 
-/* Writes at an offset or, with -1, at the file's position. */
+/* Writes at an offset or, if it is -1, at the file's position. */
 G2Z__PRIVATE int g2z__pwrite(int file, const void *bytes, size_t count, int64_t offset) {
   for (size_t done = 0; done < count;) {
     const char *from = (const char *)bytes + done;
@@ -2839,7 +2839,7 @@ G2Z__PRIVATE g2z_status g2z__writer_patch(g2z_writer *writer, uint64_t offset, c
 }
 
 /* The first half of a commit: the whole file is on the disk, under the name PATH.partial. `shut`
- * also closes it, if many files are renamed together: only commit and free may follow. */
+ * also closes it, for many files that are renamed together; only commit and free may follow. */
 G2Z__PRIVATE g2z_status g2z__writer_finish(g2z_writer *writer, int shut) {
   const int file = writer->file;
   if (file < 0) return g2z__writer_check(writer, 1, "");
@@ -3633,7 +3633,7 @@ G2Z__PRIVATE g2z_status g2z__train_config_check(g2z_services *services,
   int64_t scores = (int64_t)config->model.heads * config->seq * config->seq;
   if (config->dropout > 0 && scores > INT64_C(1) << 34)
     G2Z_REFUSE(services, "dropout=%g would repeat its masks: heads=%d x seq=%d x seq is "
-               "%" PRId64 ", and it tells 2^34 apart: shorten seq, or take dropout=0",
+               "%" PRId64 ", but at most 2^34 masks differ: shorten seq, or take dropout=0",
                (double)config->dropout, config->model.heads, config->seq, scores);
   if (config->strategy == G2Z_STRATEGY_DP && config->zero_stage != 0)
     G2Z_REFUSE(services, "strategy=dp keeps one optimizer, on rank 0, and zero_stage=%d shards it: "
@@ -3779,8 +3779,8 @@ G2Z__PRIVATE size_t g2z__plan_updates_limit(const g2z_plan *plan) {
   return (size_t)plan->units * G2Z_PARAM_COUNT + (size_t)plan->buckets;
 }
 
-/* Muon: the weights' homes, the routes, and the areas in the memory of the logits. All ranks
- * allocate areas for the rank that needs most. */
+/* Muon: the weights' homes, the routes, and the areas in the memory of the logits. On each rank the
+ * areas are as large as on the rank that needs most. */
 G2Z__PRIVATE g2z_status g2z__plan_homes(g2z_plan *plan) {
   const size_t world = (size_t)plan->world, C = (size_t)plan->model.channels;
   const int weights = plan->muon_weights;
@@ -3797,8 +3797,8 @@ G2Z__PRIVATE g2z_status g2z__plan_homes(g2z_plan *plan) {
   fill = sent + world;
   load = (double *)(fill + world);
 
-  /* The weights in the order of memory. Those that cost most get their home first, equal ones in
-   * this order: the rank that has the least work so far. A matrix with sides m <= n costs
+  /* List the weights in the order of memory. Then each gets a home, the costliest first and equal
+   * ones in this order: the rank that has the least work so far. A matrix with sides m <= n costs
    * m m (2 n + m), times a constant. */
   for (int i = G2Z_PARAM_COUNT, count = 0; i < plan->wpe * G2Z_PARAM_COUNT; i++) {
     const g2z_weight weight = {i / G2Z_PARAM_COUNT, (g2z_param)(i % G2Z_PARAM_COUNT), -1, 0};
@@ -4157,7 +4157,7 @@ G2Z__PRIVATE g2z_status g2z__plan_lay_out(g2z_plan *plan, const g2z_train_config
   plan->bucket_elements = bucket < plan->elements ? bucket : plan->elements;
   size_t most = plan->elements / plan->bucket_elements + (size_t)plan->units;
   if (most > 1 << 16)
-    G2Z_REFUSE(plan->services, "buckets of %.4g MiB cut %zu gradients into %zu of them: take a "
+    G2Z_REFUSE(plan->services, "buckets of %.4g MiB cut %zu gradients into %zu buckets: take a "
                "larger bucket_mb", (double)plan->bucket_elements * plan->grad_bytes / 1048576.0,
                plan->elements, most);
   g2z__plan_batch(plan, config->batch);
@@ -5259,7 +5259,7 @@ static inline G2Z_HOST_DEVICE int g2z__decide_spike(g2z_step_state *state,
     state->spikes_in_row++;
     return 1;
   }
-  /* Of the first 100 norms, mean and deviation are exact. With one norm the deviation is 0. */
+  /* Mean and deviation of the first 100 norms are exact. With one norm the deviation is 0. */
   if (state->normed < G2Z__SPIKE_WINDOW) state->normed++;
   const double count = (double)state->normed;
   state->norm_mean = (float)((double)state->norm_mean + above / count);
@@ -5597,7 +5597,7 @@ G2Z_API g2z_status g2z_device_memory(g2z_services *services, g2z_device_kind kin
   long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
   if (pages <= 0 || page <= 0)
     return g2z_fail(services, G2Z_UNSUPPORTED,
-                    "this system does not tell how much memory it has: plan without it");
+                    "this system does not report how much memory it has: plan without it");
   *free_bytes = *total_bytes = (size_t)pages * (size_t)page;
   return G2Z_OK;
 }
@@ -8072,7 +8072,7 @@ G2Z_API g2z_status g2z_comm_submit(g2z_comm *comm, const g2z_call *call) {
     G2Z__TRY(comm->ops->depart(comm, &now.place));
   if (!comm->record || comm->world == 1) return comm->ops->play(comm, &now);
   if (now.kind != G2Z_CALL_WAIT) return g2z__record_add(comm, &now);
-  /* A WAIT ends the graph and begins the next, even after a failure: who records ends that. */
+  /* A WAIT ends the graph and begins the next, even after a failure: the caller ends that one. */
   g2z_status status = g2z__record_cut(comm);
   if (status == G2Z_OK) status = g2z__record_add(comm, &now);
   comm->record->meanwhile = comm->record->count;
@@ -8125,7 +8125,7 @@ G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device,
   return status;
 }
 
-/* What carries gradients or parameters, for the log. */
+/* The name of a transport, for the log. */
 G2Z__PRIVATE const char *g2z__comm_carrier(const g2z_comm *comm, g2z_transport transport) {
   return transport == G2Z_TRANSPORT_COPY ? "copy engines" : comm->ops->name;
 }
@@ -8601,7 +8601,7 @@ static const struct { const char *name, *also; size_t at; } g2z__config_sizes[] 
     {"n_positions", "max_position_embeddings", offsetof(g2z_model_config, context)},
     {"vocab_size", "vocab_size", offsetof(g2z_model_config, vocab)}};
 
-/* Its members with a value, as in JSON, that this kit computes; or a second one. */
+/* Members of GPT2Config, with the values that this kit computes, as JSON: one, or two. */
 static const struct { const char *name, *value, *also; } g2z__config_values[] = {
     {"model_type", "\"gpt2\"", ""},
     {"activation_function", "\"gelu_new\"", "\"gelu_pytorch_tanh\""},
@@ -10460,7 +10460,8 @@ typedef struct g2z__saved {
   size_t bytes;
 } g2z__saved;
 
-/* The numbers in trainer_state.json; those of the state outlive a step. */
+/* The numbers in trainer_state.json, with their bounds. The other members of the step state do not
+ * outlive a step. */
 #define G2Z__COUNT_MOST ((double)(INT64_C(1) << 60))
 static const g2z_setting g2z__saved_numbers[] = {
 #define SAVED(name, least, most)                                                                 \
@@ -10526,7 +10527,7 @@ typedef struct g2z__transfer {
   int descriptor;               /* of the open file; -1: none */
   g2z__file_path path;          /* of the open file, or the name made last */
   int weights_only;             /* saving: weights, not a checkpoint */
-  size_t begin, count;          /* canonical range; saving: this rank's, if all own all */
+  size_t begin, count;          /* canonical range: all, or this rank's if every rank owns all */
   g2z_writer *model, *moments;  /* saving: rank 0's files, whose elements all ranks write */
   g2z_writer *writer;           /* saving: the file written last */
   DIR *listing;                 /* saving: rank 0 reads the names in the directory */
@@ -10631,7 +10632,7 @@ G2Z__PRIVATE g2z_status g2z__transfer_download(g2z__transfer *x, void *to, const
   return g2z__trainer_alone(x->t, status);
 }
 
-/* Moves the elements of this rank's range that it owns between the trainer and the files. */
+/* Saves or loads the elements in x's range that this rank owns. */
 G2Z__PRIVATE g2z_status g2z__transfer_elements(g2z__transfer *x, int saving) {
   const int last = x->weights_only ? G2Z_BUFFER_MASTER : G2Z_BUFFER_V;
   for (int b = G2Z_BUFFER_MASTER; b <= last; b++) {
@@ -10716,7 +10717,7 @@ G2Z__PRIVATE g2z_status g2z__saver_own(g2z__transfer *x) {
   return g2z__transfer_elements(x, 1);
 }
 
-/* Rank 0 creates the directory, and the files of elements with header and full length. */
+/* Rank 0 creates the directory, and the files of weights and moments: headers and full length. */
 G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__transfer *x, const char *final_name) {
   const g2z_plan *plan = x->t->plan;
   const size_t P = plan->parameters, W = (size_t)plan->world, rank = (size_t)plan->rank;
@@ -10910,7 +10911,7 @@ G2Z__PRIVATE g2z_status g2z__save(g2z_trainer *t, const char *directory, int wei
       g2z_writer_free(x.writer);
       x.model = x.moments = x.writer = NULL;
       const g2z_status closed = g2z_ranks_agree(ranks, G2Z_OK);
-      if (closed != G2Z_OK) status = closed; /* the sentence is of this failure */
+      if (closed != G2Z_OK) status = closed; /* services->error has its sentence */
       if (t->plan->rank == 0 && !weights_only) g2z_checkpoint_remove(x.directory);
     }
   }

@@ -717,7 +717,7 @@ static __device__ inline void g2z__columns_put(uint8_t *columns, const uint2 (&e
   }
   __syncthreads();
 }
-/* Rounds them to E first, and also stores them as rows if `rows` is not NULL. */
+/* The same for packs in A: rounds them to E, and also stores them as rows unless `rows` is NULL. */
 template <typename A, typename E>
 static __device__ inline void g2z__narrow_put(uint8_t *rows, uint8_t *columns,
                                               const uint4 (&packs)[4], int block, int first, int N,
@@ -1592,8 +1592,8 @@ static __device__ inline void g2z__row_fetch(const g2z__layernorm_bwd_data<A> &d
   }
 }
 
-/* Two sums over a team with one barrier of this team alone; barrier 0 is the block's. Each of the
- * team's threads gets both sums. `parts` has a place for each warp of the widest team; places
+/* Adds up two values over a team, with a barrier for this team alone; barrier 0 is the block's. All
+ * threads of the team get both sums. `parts` has a place for each warp of the widest team; places
  * without a warp are 0. */
 template <int WARPS>
 static __device__ inline float2 g2z__team_sums(float2 x, float2 *parts) {
@@ -3830,8 +3830,8 @@ g2z_k_attention_plain_bwd(A *dqkv, float2 *stats, const A *dout, const A *out, c
 #define G2Z__TILE_BYTES 8192     /* 64 rows of 64 numbers of 2 bytes */
 static_assert(G2Z__TILE_BYTES == g2z__tile_bytes<64>, "room k40's readers read these tiles too");
 
-/* Without wgmma the kernels below are empty and allow one warp per block, which g2z__cuda_open_gpu
- * checks. */
+/* Without wgmma the kernels below are empty and allow one warp per block: g2z__cuda_open_gpu checks
+ * for this limit. */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define G2Z__HOPPER_THREADS(threads) threads
 #else
@@ -4056,8 +4056,8 @@ static __device__ inline void g2z__fence_async(void) {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* Stores a warp's 16 rows of c as rows `row` ... of a rectangle. `low` scales the upper 8 rows,
- * `high` the lower 8. The rows pass through rows `tile_row` ... of a tile, so that 8 lanes write
+/* Stores a warp's 16 rows of c into a rectangle, from row `row` on. `low` scales the upper 8 rows,
+ * `high` the lower 8. The rows pass through a tile, from row `tile_row` on, so that 8 lanes write
  * 128 bytes at once; TMA may write the tile next. `packs` returns what this lane stored: 8 columns
  * from lane % 8 * 8 on. */
 template <typename E, typename A>
@@ -5012,7 +5012,7 @@ static int64_t g2z__hopper_tiles_left(const g2z__hopper_cut *cut, int T, int mul
 }
 
 /* Finds the fastest cut whose tiles of dQ fit the scratch that the plan counts for them. Parts cost
- * another launch, 3 units, and 1 unit per 180 tiles of dQ that are written and added. Example:
+ * 3 units for another launch, and 1 unit per 180 tiles of dQ that are written and added. Example:
  * B=16, T=1024, NH=25 has 400 heads, 35,200 units; 132 multiprocessors need at least 267. Whole
  * heads take 352; 384 whole heads and 16 heads in 8 parts each take 281. */
 static void g2z__hopper_best_cut(g2z__hopper_cut *best, int T, int heads, int multiprocessors) {
@@ -5669,7 +5669,7 @@ static __device__ inline void g2z__product_ask(g2z__product_warp &warp, const CU
   }
 }
 
-/* Finishes 16 rows of 64 columns, number `group` of the tile's three. `other` is input with ADD and
+/* Finishes 16 rows of 64 columns: the tile's group `group` of three. `other` is input with ADD and
  * TIMES, the slope with GELU. */
 template <typename A, typename E, g2z__finish FINISH>
 static __device__ __forceinline__ void
@@ -6311,7 +6311,7 @@ g2z_k_add_losses(double *sum, const float *losses, int n) {
  * With fp8 the product that makes the exponentials multiplies e4m3. A target's logit is the product
  * of the same rounded numbers, so that loss, z and gradients belong to one softmax.
  *
- * From fp8=all on, if all tiles are whole, the other two products are 8 bits, too. e is e5m2, with
+ * From fp8=all on, if all tiles are whole, both other products take 8 bits, too. e is e5m2, with
  * z from 256 on: what is below e5m2's smallest number is below 2^-25 of z. e is stored twice, as
  * rows and as columns, in the memory of 16-bit logits. dwte is the product with columns of
  * h 2^7 / z in e4m3, which lie in dh's memory until dh is made, times g / 2^7. A row's largest

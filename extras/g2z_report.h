@@ -1434,7 +1434,7 @@ static void g2zp_run_page(g2z_page *page, const g2zp_run *run) {
   const int ended = run->metrics.text != NULL, failed = run->failure.text != NULL;
   const g2z_object *object = ended ? &run->metrics : &run->launcher;
   char *reason = NULL, *detail = NULL, now[32];
-  double epoch_steps = 0;            /* by training_metrics.json; `steps` is more if the run continued */
+  double epoch_steps = 0;            /* by training_metrics.json; `steps` is more after a resume */
   g2z_object epoch;
   g2z_json json;
 
