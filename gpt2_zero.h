@@ -7317,7 +7317,7 @@ G2Z__PRIVATE void g2z__watch_end(g2z_ranks *ranks, g2z__ending *ending) {
     if (ranks->peers[i].data.socket >= 0) shutdown(ranks->peers[i].data.socket, SHUT_RDWR);
 }
 
-/* Ends the job with the sentence "rank 2 on node7 WHAT, in phase step of step 12". */
+/* Ends the job with the sentence "rank 2 on node7 WHAT; last heard in phase step of step 12". */
 G2Z_PRINTF(3, 4)
 G2Z__PRIVATE void g2z__watch_blame(g2z_ranks *ranks, const g2z__peer *peer, const char *format,
                                    ...) {
@@ -7332,7 +7332,7 @@ G2Z__PRIVATE void g2z__watch_blame(g2z_ranks *ranks, const g2z__peer *peer, cons
   memcpy(ending.fault.host, peer->hello.host, sizeof ending.fault.host);
   memcpy(ending.fault.phase, peer->last.phase, sizeof ending.fault.phase);
   snprintf(ending.fault.sentence, sizeof ending.fault.sentence,
-           "rank %d on %.63s %s, in phase %.31s of step %" PRId64, peer->hello.rank,
+           "rank %d on %.63s %s; last heard in phase %.31s of step %" PRId64, peer->hello.rank,
            peer->hello.host, what, peer->last.phase, peer->last.step);
   g2z__watch_end(ranks, &ending);
 }
@@ -7350,7 +7350,7 @@ G2Z__PRIVATE void g2z__watch_poll(g2z_ranks *ranks, double wait_s) {
       if (heard < 0) {
         g2z__socket_close(&peer->control.socket);
         if (!peer->left)
-          g2z__watch_blame(ranks, peer, "died: its connection closed without a goodbye");
+          g2z__watch_blame(ranks, peer, "died: its connection was lost");
         break;
       }
       if (kind == G2Z__FAULT && ranks->me && !ranks->parting)
