@@ -292,7 +292,6 @@ static void test_files_unlimit(const struct rlimit *before) {
 
 static int test_interrupts;
 #if defined(__linux__)
-#define TEST_CAN_INTERRUPT 1
 static int test_interrupted(void) {
   static unsigned turn;
   if (!test_interrupts || __atomic_fetch_add(&turn, 1, __ATOMIC_RELAXED) % 2) return 0;
