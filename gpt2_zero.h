@@ -133,9 +133,9 @@
  *       fc, fcproj, fp8=all
  *     operands of the LM head's     e4m3,      h times a power of two over the sum of exponentials,
  *       gradients, fp8=all          e5m2       wte times 32; exponentials
- *     operands of weight gradients  as above   these two need N a multiple of 128 and C one of 16,
- *       of qkv, fc, fcproj,                    else act. Of ln1, ln2, GELU and fc's gradient only
- *       fp8=weights                            8-bit copies are kept
+ *     operands of weight gradients  as above   these two kinds are act unless 128 divides N and 16
+ *       of qkv, fc, fcproj,                    divides C. ln1, ln2, GELU and fc's gradient are kept
+ *       fp8=weights                            in 8 bits only
  *     weight and bias gradients     grad type  act with one micro-step; else fp32
  *     their sums over the ranks     grad type  by copy engines they add up in fp32 and are rounded
  *                                              once. NCCL rounds them to act before they travel,
@@ -1224,9 +1224,9 @@ typedef struct g2z_ops {
    * activations times 4 in e4m3, gradients in e5m2. A row of n takes G2Z_NARROW_ROW(n) bytes. A CPU
    * neither writes nor reads it: its products round x and dy themselves.
    *
-   * If N is a multiple of 128 and n one of 16, `narrow` may be the tensor [N,n] itself. Then two
-   * copies replace it: its rows, then its columns [n,N], whose tokens have another order within
-   * each 128. Only products with 8-bit operands read such a tensor.
+   * If N is a multiple of 128, and n of 16, `narrow` may be the tensor [N,n] itself. Then two 8-bit
+   * copies replace it: its rows, then its columns [n,N], which reorder the tokens within each 128.
+   * Only products with 8-bit operands read such a tensor.
    *
    * y[N,C] act = (x - mean) * rstd * w + b, also narrow; mean[N], rstd[N] f32 are kept for
    * backward. */
@@ -1252,13 +1252,13 @@ typedef struct g2z_ops {
   /* dx[N,K] act = dy[N,O] w^T. With slope[N,K], where x = gelu(z): dx = (dy w^T) * slope is the
    * gradient of z, and dbias[K] grad = its column sums. narrow not NULL, in fp16: dy is rounded
    * to e5m2, w to e4m3, times 32. Without slope, dy is read from narrow. With slope, dx is also
-   * written to narrow; but if g2z_narrow_columns(device, G2Z_FP8_WEIGHTS, N, O) and also with K,
-   * dy's rows and columns are written to narrow, and those of dx replace dx. */
+   * written to narrow. But if g2z_narrow_columns(device, G2Z_FP8_WEIGHTS, N, O) holds, and also for
+   * K, dy's 8-bit rows and columns are written to narrow, and dx's replace dx. */
   g2z_status (*linear_bwd_data)(g2z_device *device, void *dx, void *dbias, const void *dy,
                                 const void *w, const void *slope, void *narrow, g2z_write mode,
                                 int N, int K, int O);
-  /* dw[K,O] grad = x^T dy. narrow_dy not NULL, in fp16: x is rounded to e4m3, dy to e5m2; 8-bit
-   * rows and columns have replaced x, and those of dy are in narrow_dy. */
+  /* dw[K,O] grad = x^T dy. narrow_dy not NULL, in fp16: x is rounded to e4m3, dy to e5m2; x's 8-bit
+   * rows and columns have replaced x, and dy's are in narrow_dy. */
   g2z_status (*linear_bwd_weight)(g2z_device *device, void *dw, const void *x, const void *dy,
                                   const void *narrow_dy, g2z_write mode, int N, int K, int O);
   /* Writes the 8-bit copies of the weights device->narrow [first, first + 4). From then on an 8-bit
@@ -1283,9 +1283,9 @@ typedef struct g2z_ops {
    * of loss * dloss * state->loss_scale. dwte_dtype is fp32, or the type of grad if a single chunk
    * overwrites dwte. logits[chunk,Vp] act: scratch. A target of -1 has loss 0 and no gradient. Rows
    * V..Vp-1 of wte never reach the softmax; dwte is 0 there. With dh and device->fp8, h and wte are
-   * rounded to e4m3 before they make logits: h with a scale per row, wte times 32. dh and dwte are
-   * made from the original h and wte; but from fp8=all on, if N and the chunk are multiples of 128
-   * and C is one of 16, from 8-bit numbers. */
+   * rounded to e4m3 before they make logits: h with a scale per row, wte times 32. dh and dwte come
+   * from the original h and wte; from fp8=all on they come from 8-bit numbers if N and the chunk
+   * are multiples of 128 and C is a multiple of 16. */
   g2z_status (*head_loss)(g2z_device *device, float *losses, double *loss_sum, void *dh,
                           void *dwte, g2z_dtype dwte_dtype, void *logits, const void *h,
                           const void *wte, const int32_t *targets, float dloss,

@@ -684,8 +684,8 @@ static __device__ inline uint4 g2z__get_once(const A *from, size_t index) {
   return __ldcs(reinterpret_cast<const uint4 *>(from) + index);
 }
 
-/* 8-bit columns hold 32 tokens in 32 adjacent bytes: place 32 block + 4 g + i has token token_at,
- * because a lane of a product has these four tokens of a tile of 128. */
+/* The order of tokens in 8-bit columns: byte 32 block + 4 g + i of a column has this token. A lane
+ * of a product holds the four tokens of one g in a tile of 128. */
 static __device__ inline int g2z__token_at(int block, int g, int i) {
   return block / 4 * 128 + i / 2 * 64 + block % 4 * 16 + i % 2 * 8 + g;
 }
