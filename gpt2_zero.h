@@ -8601,7 +8601,7 @@ static const struct { const char *name, *also; size_t at; } g2z__config_sizes[] 
     {"n_positions", "max_position_embeddings", offsetof(g2z_model_config, context)},
     {"vocab_size", "vocab_size", offsetof(g2z_model_config, vocab)}};
 
-/* Members of GPT2Config, with the values that this kit computes, as JSON: one, or two. */
+/* Members of GPT2Config, and the one or two values, as JSON, that this kit can compute. */
 static const struct { const char *name, *value, *also; } g2z__config_values[] = {
     {"model_type", "\"gpt2\"", ""},
     {"activation_function", "\"gelu_new\"", "\"gelu_pytorch_tanh\""},
@@ -8996,10 +8996,10 @@ G2Z__PRIVATE void *g2z__residual(const g2z_model *model, int layer) {
 #define G2Z__W(name) g2z__parameter(model, unit, G2Z_##name)
 #define G2Z__G(name) g2z__grad(model, unit, G2Z_##name)
 
-/* Addresses for 8-bit copies, or NULL. Those of activations lie in WIDE, which is free while
+/* Addresses of 8-bit copies; NULL: none. Copies of activations lie in WIDE, which is free while
  * block_activations runs. In backward `gradient` lies in FC after ln2's gradient; it holds fc's
- * gradient, then qkv's. If weight gradients take 8 bits, too, copies replace LN1, LN2, FC, and fc's
- * gradient; `dres`, the copies of the gradient that fcproj receives, replaces FC's rows. */
+ * gradient, then qkv's. With 8-bit weight gradients the copies replace LN1, LN2, FC and fc's
+ * gradient. `dres` holds copies of the gradient that fcproj receives, and replaces FC's rows. */
 typedef struct g2z__narrow_places {
   void *fc, *ln1, *ln2, *att, *gradient, *dres;
 } g2z__narrow_places;
@@ -10101,8 +10101,8 @@ G2Z__PRIVATE g2z_status g2z__model_pass(g2z_model *m, const int32_t *tokens,
   return G2Z_OK;
 }
 
-/* Passes over all sequences. With a trainer, as many at a time as fit into its activations; else at
- * most 8192 tokens, for a small workspace. No result depends on it. */
+/* Passes over all sequences: with a trainer, as many at a time as fit into its activations; without
+ * one, at most 8192 tokens at a time, for a small workspace. No result depends on their number. */
 G2Z__PRIVATE g2z_status g2z__model_passes(g2z_model *m, const int32_t *tokens,
                                           const int32_t *targets, int B, int T, float *out) {
   const int most = m->trainer ? (int)m->plan->tokens : 8192;

@@ -2790,7 +2790,7 @@ static g2z_status g2z_cuda_linear_bwd_weight(g2z_device *device, void *dw, const
 #define G2Z__ATT_ROWS 128        /* queries per block of a tensor-core kernel */
 #define G2Z__ATT_STEP 64         /* rows per load; keys per block of the dK and dV kernel */
 
-/* Column sums over each `rows` rows of a sequence. */
+/* The number of column sums, one for each `rows` rows of a sequence. */
 static size_t g2z__attention_slabs(int B, int T, int rows) {
   return (size_t)B * g2z__blocks((size_t)T, (size_t)rows);
 }
