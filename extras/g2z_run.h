@@ -1269,7 +1269,27 @@ static g2z_status g2zr_save_state(g2z_run *run, const char *path) {
   return status;
 }
 
-/* Saves, then removes the checkpoints before this one except the last `keep` - 1. */
+/* Rank 0: removes the checkpoints before this step's, except the last `keep` - 1, the best, and
+ * those from before the run became unsound. A checkpoint is first renamed to .partial, so that a
+ * half removed one is not taken for a checkpoint. */
+static void g2zr_prune(g2z_run *run) {
+  int64_t old = run->config.keep > 0 && run->metrics.file >= 0 ? run->step : -1;
+  for (int i = 1; old >= 0; i++) {
+    if (g2zr_latest(run, "", old, &old) != G2Z_OK) /* the run can continue */
+      g2z_log(run->services, G2Z_LOG_WARNING, "cannot remove old checkpoints: %s",
+              run->services->error);
+    if (old < run->unsound || old < 0) break;
+    if (i < run->config.keep || (run->config.keep_best && (double)old == run->sum.best_step))
+      continue;
+    const g2z_path path = g2zr_checkpoint(run, old, ""),
+                   partial = g2zr_checkpoint(run, old, ".partial");
+    g2zr_remove_checkpoint(partial.text);
+    if (rename(path.text, partial.text) != 0) g2zr_stays(run, path.text);
+    else if (!g2zr_remove_checkpoint(partial.text)) g2zr_stays(run, partial.text);
+  }
+}
+
+/* Saves, then removes older checkpoints. */
 static g2z_status g2zr_save(g2z_run *run, g2z_run_event *event) {
   const g2z_path saved = g2zr_checkpoint(run, run->step, "");
   double begin = g2z_seconds();
@@ -1299,22 +1319,7 @@ static g2z_status g2zr_save(g2z_run *run, g2z_run_event *event) {
   G2Z_TRY(g2zr_write_note(run, NULL, 0, "save_ms", seconds));
   G2Z_TRY(g2zr_log(run, run->line));
   g2zr_report(run, 0);
-  /* Checkpoints from before the run became unsound stay. The others are first renamed to .partial,
-   * so that a half removed one is not taken for a checkpoint. */
-  int64_t old = run->config.keep > 0 ? run->step : -1;
-  for (int i = 1; old >= 0; i++) {
-    if (g2zr_latest(run, "", old, &old) != G2Z_OK) /* the run can continue */
-      g2z_log(run->services, G2Z_LOG_WARNING, "cannot remove old checkpoints: %s",
-              run->services->error);
-    if (old < run->unsound || old < 0) break;
-    if (i < run->config.keep || (run->config.keep_best && (double)old == run->sum.best_step))
-      continue;
-    const g2z_path path = g2zr_checkpoint(run, old, ""),
-                   partial = g2zr_checkpoint(run, old, ".partial");
-    g2zr_remove_checkpoint(partial.text);
-    if (rename(path.text, partial.text) != 0) g2zr_stays(run, path.text);
-    else if (!g2zr_remove_checkpoint(partial.text)) g2zr_stays(run, partial.text);
-  }
+  g2zr_prune(run);
   return G2Z_OK;
 }
 
@@ -2462,7 +2467,10 @@ static g2z_status g2zr_due(g2z_run *run, g2z_run_event *event, int *shown) {
       if (status == G2Z_OK) status = g2zr_save_tokenizer(run, directory);
       G2Z_TRY(g2zr_agree(run, status));
       G2Z_TRY(g2z_trainer_save_weights(run->trainer, directory));
-      if (now == G2ZR_DUE_BEST) run->sum.kept_step = (double)run->step;
+      if (now == G2ZR_DUE_BEST) {
+        run->sum.kept_step = (double)run->step;
+        g2zr_prune(run); /* the checkpoint that was the best until now */
+      }
       break;
     }
     case G2ZR_DUE_STOP:

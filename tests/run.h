@@ -1873,7 +1873,9 @@ static void test_train_best_honest(g2z_test *t) {
       {"true", "--keep-best", "--keep-best", 2, 0, "h5/best, of step ", "tokens changed",
        "ls h5/best"},
       {"true", "", "--keep-best --val-every 8", 1, 0,
-       "warning: the only validation is after the last step", "not kept", "ls h6/best"}};
+       "warning: the only validation is after the last step", "not kept", "ls h6/best"},
+      {"true", "", "--keep-best --val-every 2", 1, 0, "h7/best, of step 8", "not kept",
+       "ls -d h7/step* | tr -d '\n' | grep 'h7/step-000008$' | grep -v step-000006"}};
   static char output[16384];
   TRAIN_OR_SKIP(t);
   for (int i = 0; i < (int)(sizeof cases / sizeof *cases); i++) {
