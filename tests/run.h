@@ -53,16 +53,11 @@ static void test_run_artifacts(g2z_test *t) {
   CHECK(t, test_json_kind(t, text, strlen(text), "scheduler") == 0);
 
   /* One line, equal to the last event's. */
-  char saved[300] = "", stamp[40] = "";
-  int world = 0, used = 0;
-  double rate = 0, wall = 0;
   text = test_read(t, "run/RUN_COMPLETE.txt");
-  CHECK(t, sscanf(text, "[Rank 0] RUN_COMPLETE checkpoint_path=%299s world_size=%d "
-                        "tokens_per_sec=%lf total_wall_time_sec=%lf timestamp_utc=%39s%n",
-                  saved, &world, &rate, &wall, stamp, &used) == 5);
-  CHECK(t, strcmp(text + used, "\n") == 0 && strncmp(text, seen.line, strlen(seen.line)) == 0);
-  CHECK(t, strcmp(saved, s.weights) == 0 && world == 1 && rate > 0 && wall > 0);
-  CHECK(t, strlen(stamp) == 20 && stamp[19] == 'Z');
+  CHECK(t, strncmp(text, seen.line, strlen(seen.line)) == 0 && test_times(text, "\n") == 1);
+  test_sh(t, "grep -Eqx '.Rank 0. RUN_COMPLETE checkpoint_path=%s world_size=1 "
+             "tokens_per_sec=[0-9.]*[1-9][0-9.]* total_wall_time_sec=[0-9.]*[1-9][0-9.]* timestamp_utc=.{19}Z' "
+             "run/RUN_COMPLETE.txt", s.weights);
 
   /* Each line of metrics.jsonl is a JSON text: 8 steps, 2 validations, 2 epochs. */
   int steps = 0, validations = 0, epochs = 0;
@@ -952,8 +947,8 @@ static void test_train_log(g2z_test *t) {
                "grep -q ' val loss ' console");
   }
   test_sh(t, "ls run0/step-000008/tokenizer_config.json run0/weights/merges.txt > out && "
-             "! ls run1/weights none 2> /dev/null");
-  CHECK(t, access("none", F_OK) != 0 && test_files_count(t, "run0/step-") == 1);
+             "[ ! -e run1/weights ] && [ ! -e none ]");
+  CHECK(t, test_files_count(t, "run0/step-") == 1);
 }
 
 /* A line for a shell, which knows the test's directory as $D: it ends with this code and prints
@@ -1647,17 +1642,8 @@ static const char *test_digits(g2z_test *t, const char *run_dir) {
 
 /* Waits until a run's metrics.jsonl reports this step. */
 static void test_wait_for(g2z_test *t, const char *run, int step) {
-  const char *path = test_at(t, "%s/metrics.jsonl", run);
-  char *text = NULL, part[32];
-  size_t bytes;
-  int found = 0;
-  snprintf(part, sizeof part, "\"step\": %d,", step);
-  for (double begin = g2z_seconds(); !found && !test_late(begin, 20); usleep(5000)) {
-    if (g2z_read_file(&t->services, path, 1 << 26, &text, &bytes) != G2Z_OK) continue;
-    found = strstr(text, part) != NULL;
-    g2z_release(&t->services, text);
-  }
-  CHECK(t, found);
+  test_sh(t, "for i in $(seq 3000); do grep -q '\"step\": %d,' %s/metrics.jsonl && exit; "
+             "sleep 0.02; done 2> /dev/null; false", step, run);
 }
 
 /* A signal reaches one rank: all save and end with 75. A second signal ends the program at once. */
@@ -2055,14 +2041,8 @@ static void test_train_unread(g2z_test *t) {
                                   test_train_program(), test_digits(t, run), ways[i][0],
                                   ways[i][1]), output, sizeof output) == 0);
     CHECK(t, test_there(t, test_text("run%d/RUN_COMPLETE.txt", i)));
-    int steps = 0;
-    for (char *line = test_read(t, "run%d/metrics.jsonl", i), *end;
-         (end = strchr(line, '\n')) != NULL; line = end + 1) {
-      *end = 0;
-      steps += strncmp(line, "{\"step\": ", 9) == 0 && strstr(line, "\"loss\"") != NULL;
-      CHECK(t, *line == '{' && end[-1] == '}');
-    }
-    CHECK(t, steps == 100);
+    test_sh(t, "[ $(grep -c '^{\"step\": .*\"loss\"' run%d/metrics.jsonl) = 100 ] && "
+               "! grep -v '^{.*}$' run%d/metrics.jsonl", i, i);
   }
 }
 
