@@ -1854,14 +1854,14 @@ static void test_train_best_honest(g2z_test *t) {
        "! ls h2/step-000004"},
       {"true", "--save-every 8 --lr 0", "--keep-best --lr 0", 1, 0,
        "best weights: not kept, since step 4 ", "h3/best", "! ls h3/best"},
-      {"true", "--keep-best", "--val-steps 1 --keep-best", 1, 0,
+      {"true", "--keep-best", "--val-steps 1 --keep-best --keep 9", 1, 0,
        "warning: the validation tokens changed since the checkpoint", "not kept", "ls h4/best"},
       {"true", "--keep-best", "--keep-best", 2, 0, "h5/best, of step ", "tokens changed",
        "ls h5/best"},
       {"true", "", "--keep-best --val-every 8", 1, 0,
        "warning: the only validation is after the last step", "not kept", "ls h6/best"},
       {"true", "", "--keep-best --val-every 2", 1, 0, "h7/best, of step 8", "not kept",
-       "ls -d h7/step* | tr -d '\n' | grep 'h7/step-000008$' | grep -v step-000006"}};
+       "! ls h7 | grep step-000006"}};
   static char output[16384];
   TRAIN_OR_SKIP(t);
   for (int i = 0; i < (int)(sizeof cases / sizeof *cases); i++) {
