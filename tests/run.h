@@ -56,8 +56,8 @@ static void test_run_artifacts(g2z_test *t) {
   text = test_read(t, "run/RUN_COMPLETE.txt");
   CHECK(t, strncmp(text, seen.line, strlen(seen.line)) == 0 && test_times(text, "\n") == 1);
   test_sh(t, "grep -Eqx '.Rank 0. RUN_COMPLETE checkpoint_path=%s world_size=1 "
-             "tokens_per_sec=[0-9.]*[1-9][0-9.]* total_wall_time_sec=[0-9.]*[1-9][0-9.]* timestamp_utc=.{19}Z' "
-             "run/RUN_COMPLETE.txt", s.weights);
+             "tokens_per_sec=[0-9.]*[1-9][0-9.]* total_wall_time_sec=[0-9.]*[1-9][0-9.]* "
+             "timestamp_utc=.{19}Z' run/RUN_COMPLETE.txt", s.weights);
 
   /* Each line of metrics.jsonl is a JSON text: 8 steps, 2 validations, 2 epochs. */
   int steps = 0, validations = 0, epochs = 0;
