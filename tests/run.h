@@ -1979,7 +1979,7 @@ static void test_train_tame(g2z_test *t) {
       "\"$RUN/RUN_COMPLETE.txt\"; ! $TRAIN --init-from \"$RUN\" --prompt x && "
       "! $TRAIN --train \"$FILE\" --run-dir \"$RUN\" --steps 2; } 2>&1", test_tiny(t),
       test_at(t, "x_val_0.bin")), said, sizeof said) == 0);
-  CHECK_HAS(t, said, "r?[31m?" "?/report.html", "e?]0;x?\xff.txt | loss ", "has no config.json",
+  CHECK_HAS(t, said, "r?[31m?" "?/report.html", "e?]0;x?\xff.txt | loss ", "is a run's directory",
             "model: 1 layer, 1 head, ");
   for (const char *c = said; *c; c++)
     CHECK(t, ((unsigned char)*c >= ' ' || *c == '\n') && strncmp(c, "\xc2\x9b", 2) != 0);
