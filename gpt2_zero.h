@@ -132,7 +132,7 @@
  *     gradients that enter qkv,     e5m2       for the product with the weights; clamped to 57344
  *       fc, fcproj, fp8=all
  *     operands of the LM head's     e4m3,      h times a power of two over the sum of exponentials,
- *       gradients, fp8=all          e5m2       wte times 32; exponentials
+ *       gradients, fp8=weights      e5m2       wte times 32; exponentials
  *     operands of weight gradients  as above   these two kinds are act unless 128 divides N and 16
  *       of qkv, fc, fcproj,                    divides C. ln1, ln2, GELU and fc's gradient are kept
  *       fp8=weights                            in 8 bits only
@@ -539,8 +539,8 @@ G2Z_API void g2z_json_put_bool(g2z_json_out *out, const char *key, int value);
   X(FP8_NONE,    "none")    /* all products have operands of dtype */                             \
   X(FP8_LOGITS,  "logits")  /* the product that makes the LM head's logits */                     \
   X(FP8_FORWARD, "forward") /* logits, and the forward products qkv, attproj, fc and fcproj */    \
-  X(FP8_ALL,     "all")     /* forward, LM head's gradients, data gradients except attproj's */   \
-  X(FP8_WEIGHTS, "weights") /* all, and weight gradients of qkv, fc, fcproj. Both need fp16 */
+  X(FP8_ALL,     "all")     /* forward, and data gradients of qkv, fc, fcproj; needs dtype fp16 */ \
+  X(FP8_WEIGHTS, "weights") /* all, weight gradients of qkv, fc, fcproj, the LM head's gradients */
 
 #define G2Z_OPTIMIZER_LIST(X)                                                                     \
   X(OPTIMIZER_ADAMW, "adamw")                                                                     \
@@ -1252,7 +1252,7 @@ typedef struct g2z_ops {
   /* dx[N,K] act = dy[N,O] w^T. With slope[N,K], where x = gelu(z): dx = (dy w^T) * slope is the
    * gradient of z, and dbias[K] grad = its column sums. narrow not NULL, in fp16: dy is rounded
    * to e5m2, w to e4m3, times 32. Without slope, dy is read from narrow. With slope, dx is also
-   * written to narrow. But if g2z_narrow_columns(device, G2Z_FP8_WEIGHTS, N, O) holds, and also for
+   * written to narrow. But if g2z_narrow_columns(device, N, O) holds, and also for
    * K, dy's 8-bit rows and columns are written to narrow, and dx's replace dx. */
   g2z_status (*linear_bwd_data)(g2z_device *device, void *dx, void *dbias, const void *dy,
                                 const void *w, const void *slope, void *narrow, g2z_write mode,
@@ -1271,7 +1271,7 @@ typedef struct g2z_ops {
                               const void *qkv, const g2z_dropout *dropout, int B, int T, int C,
                               int NH);
   /* dqkv[B,T,3,NH,HS] act; dbias[3C] grad: column sums of dqkv. narrow: rows of 3C, and columns
-   * after them if g2z_narrow_columns(device, G2Z_FP8_WEIGHTS, B * T, C); then dqkv need not be
+   * after them if g2z_narrow_columns(device, B * T, C); then dqkv need not be
    * written. */
   g2z_status (*attention_bwd)(g2z_device *device, void *dqkv, void *narrow, void *dbias,
                               const void *dout, const void *out, const float *lse,
@@ -1284,7 +1284,7 @@ typedef struct g2z_ops {
    * overwrites dwte. logits[chunk,Vp] act: scratch. A target of -1 has loss 0 and no gradient. Rows
    * V..Vp-1 of wte never reach the softmax; dwte is 0 there. With dh and device->fp8, h and wte are
    * rounded to e4m3 before they make logits: h with a scale per row, wte times 32. dh and dwte come
-   * from the original h and wte; from fp8=all on they come from 8-bit numbers if N and the chunk
+   * from the original h and wte; with fp8=weights they come from 8-bit numbers if N and the chunk
    * are multiples of 128 and C is a multiple of 16. */
   g2z_status (*head_loss)(g2z_device *device, float *losses, double *loss_sum, void *dh,
                           void *dwte, g2z_dtype dwte_dtype, void *logits, const void *h,
@@ -1379,10 +1379,9 @@ struct g2z_device {
   struct g2z__timers *timers;  /* of spans; NULL: not timed */
 };
 
-/* Whether sums over N tokens take 8-bit operands: in gradients of the LM head from `level` ALL on,
- * of weights from WEIGHTS on. */
-static inline int g2z_narrow_columns(const g2z_device *device, g2z_fp8 level, int N, int C) {
-  return device->fp8 >= level && N % 128 == 0 && C % 16 == 0;
+/* Whether gradients of weights and of the LM head, sums over N tokens, take 8-bit operands. */
+static inline int g2z_narrow_columns(const g2z_device *device, int N, int C) {
+  return device->fp8 >= G2Z_FP8_WEIGHTS && N % 128 == 0 && C % 16 == 0;
 }
 
 /* Opens a device that computes in one dtype. */
@@ -4037,7 +4036,7 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
     size_t chunk = (size_t)plan->head_chunk;
     size_t head = chunk * ((tiles > 4 * C ? tiles : 4 * C) + 16) + 4096;
     if (plan->fp8) head += (chunk + (size_t)plan->vocab_padded) * (C + 16);
-    if (plan->fp8 >= G2Z_FP8_ALL) head += (size_t)plan->vocab_padded * C + 4 * chunk;
+    if (plan->fp8 >= G2Z_FP8_WEIGHTS) head += (size_t)plan->vocab_padded * C + 4 * chunk;
     if (most < head) most = head;
   }
   bytes[G2Z_MEMORY_SCRATCH] = 0;
@@ -9012,7 +9011,7 @@ G2Z__PRIVATE g2z__narrow_places g2z__narrow_of(const g2z_model *model, const g2z
   narrow.fc = wide, narrow.ln1 = narrow.ln2 = narrow.att = wide + 4 * rows;
   if (model->device->fp8 >= G2Z_FP8_ALL)
     narrow.gradient = fc + rows * model->plan->dtype_bytes;
-  if (g2z_narrow_columns(model->device, G2Z_FP8_WEIGHTS, pass->B * pass->T,
+  if (g2z_narrow_columns(model->device, pass->B * pass->T,
                          model->plan->model.channels))
     narrow.fc = narrow.dres = fc, narrow.ln1 = G2Z__A(LN1), narrow.ln2 = G2Z__A(LN2);
   return narrow;

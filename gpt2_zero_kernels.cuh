@@ -2714,7 +2714,7 @@ static g2z_status g2z_cuda_linear_bwd_data(g2z_device *device, void *dx, void *d
   const g2z_narrow_weight *ready = narrow ? g2z__narrow_ready(device, w) : NULL;
   if (ready && !ready->rows) ready = NULL;
   size_t narrow_w = narrow && !ready ? g2z__align((size_t)I * G2Z_NARROW_ROW(O)) : 0;
-  const int both = slope && g2z_narrow_columns(device, G2Z_FP8_WEIGHTS, N, O) && I % 16 == 0;
+  const int both = slope && g2z_narrow_columns(device, N, O) && I % 16 == 0;
   size_t narrow_dy = narrow && slope && !both ? (size_t)N * G2Z_NARROW_ROW(O) : 0;
   void *memory = NULL;
   int fused = 1;
@@ -5200,7 +5200,7 @@ static g2z_status g2z_cuda_attention_bwd(g2z_device *device, void *dqkv, void *n
   x.lse = (float *)lse, x.qkv = (const A *)qkv;
   x.dropout = g2z__dropout_value(dropout);
   x.B = B, x.T = T, x.C = C, x.NH = NH;
-  const int both = narrow && g2z_narrow_columns(device, G2Z_FP8_WEIGHTS, B * T, C);
+  const int both = narrow && g2z_narrow_columns(device, B * T, C);
   if constexpr (sizeof(A) == 2)
     if (x.HS() == 64 && !g2z__dropout_on(dropout) && g2z__cuda_of(device)->hopper) {
       G2Z__TRY((g2z__hopper_bwd_run<A, G>(device, both ? NULL : x.dqkv, narrow, (G *)dbias, x.dout,
@@ -6311,7 +6311,7 @@ g2z_k_add_losses(double *sum, const float *losses, int n) {
  * With fp8 the product that makes the exponentials multiplies e4m3. A target's logit is the product
  * of the same rounded numbers, so that loss, z and gradients belong to one softmax.
  *
- * From fp8=all on, if all tiles are whole, both other products take 8 bits, too. e is e5m2, with
+ * With fp8=weights, if all tiles are whole, both other products take 8 bits, too. e is e5m2, with
  * z from 256 on: what is below e5m2's smallest number is below 2^-25 of z. e is stored twice, as
  * rows and as columns, in the memory of 16-bit logits. dwte is the product with columns of
  * h 2^7 / z in e4m3, which lie in dh's memory until dh is made, times g / 2^7. A row's largest
@@ -6616,7 +6616,7 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *
   G2Z_ASSERT(dwte_dtype == G2Z_FP32 || (N <= chunk && mode == G2Z_OVERWRITE));
   const int sms = g2z__cuda_of(device)->sms;
   const int fused = dh && g2z__head_fits<A>(device, chunk, C, Vp);
-  const int narrow = fused && g2z_narrow_columns(device, G2Z_FP8_ALL, N, C) &&
+  const int narrow = fused && g2z_narrow_columns(device, N, C) &&
                      (N <= chunk || chunk % 128 == 0); /* gradients in 8 bits */
   g2z__head_rows rows = {};
   if (fused) {

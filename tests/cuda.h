@@ -679,7 +679,7 @@ static void test_linear_backward(test_pair *p, int N, int I, int O) {
   test_twin *dbias = test_twin_new(p, TEST_GRAD, (size_t)I);
   test_twin *dw = test_twin_new(p, TEST_GRAD, cells);
   /* Replaced by 8-bit rows and columns: */
-  const int both = g2z_narrow_columns(p->gpu, G2Z_FP8_WEIGHTS, N, O) && I % 16 == 0;
+  const int both = g2z_narrow_columns(p->gpu, N, O) && I % 16 == 0;
   test_twin *narrow_dx = test_narrow_new(p, (size_t)N, (size_t)I);
   test_twin *both_dy = test_twin_new(p, TEST_ACT, out);
   test_twin *both_x = test_twin_normal(p, TEST_ACT, in, 7, 1, 1);
@@ -891,7 +891,7 @@ static void test_cuda_head_one(test_pair *p, g2z_device *exact, int N, int C, in
   if (p->gpu->fp8) noise = logit = noise + test_e4m3_noise(C, spread);
   /* The rounding of an exponential to e5m2 and of its factor to e4m3, relative. dh's largest term,
    * the target's, is exact; a word's gradient adds the errors of its tokens. */
-  const int narrow = p->gpu->fp8 == G2Z_FP8_ALL && N % 128 == 0 && chunk % 128 == 0;
+  const int narrow = p->gpu->fp8 == G2Z_FP8_WEIGHTS && N % 128 == 0 && chunk % 128 == 0;
   const double eighth = narrow ? 0x1p-3 + 0x1p-4 : 0;
   for (int mode = G2Z_OVERWRITE; mode <= G2Z_ACCUMULATE; mode++) {
     *(double *)sum->cpu = 0.5;
@@ -943,7 +943,8 @@ static void test_cuda_head_one(test_pair *p, g2z_device *exact, int N, int C, in
  * skip tiles before and after these. */
 static void test_cuda_head_poison(test_pair *p) {
   enum { V = 1500, VP = 1536 };
-  const int narrow = p->gpu->fp8 == G2Z_FP8_ALL, N = narrow ? 2176 : 2200, C = narrow ? 144 : 136;
+  const int narrow = p->gpu->fp8 == G2Z_FP8_WEIGHTS;
+  const int N = narrow ? 2176 : 2200, C = narrow ? 144 : 136;
   const double eighth = narrow ? 0x1p-3 + 0x1p-4 : 0;
   static const struct {
     int row;
@@ -1033,7 +1034,7 @@ static void test_cuda_head(g2z_test *t) {
   } ways[] = {{G2Z_TUNE_OFF, G2Z_FP8_NONE},    /* logits in memory */
               {G2Z_TUNE_OWN, G2Z_FP8_NONE},    /* exponentials */
               {G2Z_TUNE_OFF, G2Z_FP8_LOGITS},  /* exponentials of e4m3 products */
-              {G2Z_TUNE_OFF, G2Z_FP8_ALL}};    /* and e5m2, in fp16 */
+              {G2Z_TUNE_OFF, G2Z_FP8_WEIGHTS}}; /* and e5m2, in fp16 */
   CUDA_OR_SKIP(t);
   g2z_device *fp32;
   CHECK_OK(t, g2z_device_create(&t->services, G2Z_DEVICE_CPU, G2Z_FP32, G2Z_FP32, &fp32));
@@ -1043,7 +1044,7 @@ static void test_cuda_head(g2z_test *t) {
       int fp16 = p.dtype == G2Z_FP16, halves = fp16 || p.dtype == G2Z_BF16;
       for (size_t way = 0; way < sizeof ways / sizeof *ways; way++) {
         if (ways[way].fp8 && !(p.gpu->info.fp8 && halves)) continue;
-        if (ways[way].fp8 == G2Z_FP8_ALL && !fp16) continue;
+        if (ways[way].fp8 == G2Z_FP8_WEIGHTS && !fp16) continue;
         p.gpu->tune = ways[way].tune;
         p.gpu->fp8 = p.cpu->fp8 = fp32->fp8 = ways[way].fp8;
         int exponentials = test_head_exponentials(&p);
@@ -1510,7 +1511,7 @@ static void test_attention_one(test_pair *p, int B, int T, int NH, int HS, float
     test_twin_compare(p, dbias, what, 2 + mode, 2.5 * eps * (column + 0.1));
   }
   p->gpu->fp8 = gradient && p->gpu->info.fp8 ? G2Z_FP8_WEIGHTS : G2Z_FP8_NONE;
-  if (g2z_narrow_columns(p->gpu, G2Z_FP8_WEIGHTS, (int)N, C)) {
+  if (g2z_narrow_columns(p->gpu, (int)N, C)) {
     test_twin *both = test_twin_new(p, TEST_ACT, dqkv->n);
     CHECK_OK(p->t, p->gpu->ops->attention_bwd(p->gpu, dqkv->gpu, both->gpu, dbias->gpu, dout->gpu,
                                               out->gpu, (const float *)lse->gpu, qkv->gpu,
