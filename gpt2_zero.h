@@ -5529,7 +5529,7 @@ G2Z_API g2z_status g2z_device_span_times(g2z_device *device, g2z_span_times out[
 G2Z__PRIVATE void g2z__kernel_text(const char *directory, const char *name,
                                    char text[G2Z__KERNEL_TEXT]) {
   g2z__file_path path;
-  snprintf(path.text, sizeof path.text, "%s/%s", directory, name);
+  snprintf(path.text, sizeof path.text, "%.4000s/%.99s", directory, name);
   FILE *file = fopen(path.text, "re");
   const size_t used = file ? fread(text, 1, G2Z__KERNEL_TEXT - 1, file) : 0;
   if (file) fclose(file);
