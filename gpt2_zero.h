@@ -1938,8 +1938,6 @@ of -std=c11, or include gpt2_zero.h first"
 #define G2Z__PRIVATE static
 #endif
 
-#define G2Z__TRY G2Z_TRY
-
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -2048,34 +2046,34 @@ G2Z__PRIVATE g2z_status g2z__zero_step(g2z_trainer *t, const g2z_plan *plan) {
     int last = m == plan->accum - 1, sends = plan->zero_stage >= 2 || last, b = 0;
     int rows = last && plan->wte_rows;                   /* wte's gradient goes in two parts */
     int buckets = rows ? plan->unit[wte].bucket : plan->buckets; /* those that backward completes */
-    G2Z__TRY(g2z__begin_micro_step(t, m));
+    G2Z_TRY(g2z__begin_micro_step(t, m));
     for (int u = wte; u >= 0; u--) {
-      G2Z__TRY(g2z__wait_parameters(t, u, u - 1));       /* [A], and prefetch the next unit */
-      G2Z__TRY(g2z__forward(t, u));
+      G2Z_TRY(g2z__wait_parameters(t, u, u - 1));        /* [A], and prefetch the next unit */
+      G2Z_TRY(g2z__forward(t, u));
     }
-    G2Z__TRY(g2z__wait_parameters(t, wte, wte));
-    G2Z__TRY(g2z__wait_gradients(t, wte));               /* [B] */
-    G2Z__TRY(g2z__head(t));                              /* loss, dh, head's part of dwte */
-    if (rows) G2Z__TRY(g2z__reduce_head(t));             /* [C] of wte, during all of backward */
-    G2Z__TRY(g2z__wait_gradients(t, 0));
+    G2Z_TRY(g2z__wait_parameters(t, wte, wte));
+    G2Z_TRY(g2z__wait_gradients(t, wte));                /* [B] */
+    G2Z_TRY(g2z__head(t));                               /* loss, dh, head's part of dwte */
+    if (rows) G2Z_TRY(g2z__reduce_head(t));              /* [C] of wte, during all of backward */
+    G2Z_TRY(g2z__wait_gradients(t, 0));
     for (int u = 0; u <= wte; u++) {                     /* the order that gradients complete */
-      G2Z__TRY(g2z__wait_parameters(t, u, u + 1));       /* [A] */
-      G2Z__TRY(g2z__unit_backward(&t->model, &t->pass, u)); /* recomputes first, if asked to */
-      if (u + 1 < wte) G2Z__TRY(g2z__wait_gradients(t, u + 1)); /* [B] */
-      G2Z__TRY(g2z__unit_backward_norm(&t->model, &t->pass, u)); /* and a bias of unit u + 1 */
+      G2Z_TRY(g2z__wait_parameters(t, u, u + 1));        /* [A] */
+      G2Z_TRY(g2z__unit_backward(&t->model, &t->pass, u)); /* recomputes first, if asked to */
+      if (u + 1 < wte) G2Z_TRY(g2z__wait_gradients(t, u + 1)); /* [B] */
+      G2Z_TRY(g2z__unit_backward_norm(&t->model, &t->pass, u)); /* and a bias of unit u + 1 */
       while (sends && b < buckets && plan->bucket[b].last_unit <= u)
-        G2Z__TRY(g2z__reduce_bucket(t, b++));            /* [C] while backward continues */
+        G2Z_TRY(g2z__reduce_bucket(t, b++));             /* [C] while backward continues */
     }
-    if (rows) G2Z__TRY(g2z__gather_rows(t));             /* embedding's part, one row per token */
-    G2Z__TRY(g2z__end_micro_step(t, sends));
+    if (rows) G2Z_TRY(g2z__gather_rows(t));              /* embedding's part, one row per token */
+    G2Z_TRY(g2z__end_micro_step(t, sends));
   }
-  G2Z__TRY(g2z__collect(t));                             /* sums over the ranks, their squares */
-  G2Z__TRY(g2z__judge(t));                               /* finite? norm, clip, loss scale */
-  G2Z__TRY(g2z__momentum(t));                            /* Muon: u of its slices, to homes */
-  G2Z__TRY(g2z__optimize(t, plan->early, plan->buckets)); /* what the next forward reads first */
-  G2Z__TRY(g2z__share(t, plan->early, plan->buckets));   /* [D] while AdamW continues */
-  G2Z__TRY(g2z__orthogonalize(t));                       /* Muon: matrices at home, and back */
-  G2Z__TRY(g2z__optimize(t, 0, plan->early));            /* does nothing in a skipped step */
+  G2Z_TRY(g2z__collect(t));                              /* sums over the ranks, their squares */
+  G2Z_TRY(g2z__judge(t));                                /* finite? norm, clip, loss scale */
+  G2Z_TRY(g2z__momentum(t));                             /* Muon: u of its slices, to homes */
+  G2Z_TRY(g2z__optimize(t, plan->early, plan->buckets)); /* what the next forward reads first */
+  G2Z_TRY(g2z__share(t, plan->early, plan->buckets));    /* [D] while AdamW continues */
+  G2Z_TRY(g2z__orthogonalize(t));                        /* Muon: matrices at home, and back */
+  G2Z_TRY(g2z__optimize(t, 0, plan->early));             /* does nothing in a skipped step */
   return g2z__share(t, 0, plan->early);                  /* [D] during the next forward pass */
 }
 
@@ -2094,7 +2092,7 @@ G2Z__PRIVATE char *g2z__sums_at(const g2z_trainer *t, size_t at) {
 #define G2Z__SPAN(device, name, call)                             \
   do {                                                            \
     (device)->ops->span_begin(device, G2Z_SPAN_##name);           \
-    G2Z__TRY(call);                                               \
+    G2Z_TRY(call);                                                \
     (device)->ops->span_end(device, G2Z_SPAN_##name);             \
   } while (0)
 
@@ -2163,15 +2161,15 @@ G2Z__PRIVATE g2z_status g2z__begin_micro_step(g2z_trainer *t, int m) {
 G2Z__PRIVATE g2z_status g2z__forward(g2z_trainer *t, int unit) {
   const int block = t->plan->unit[unit].kind == G2Z_UNIT_BLOCK, L = t->plan->model.layers;
   if (block && t->micro_step == 0 && t->device->narrow_count)
-    G2Z__TRY(t->device->ops->narrow_weights(t->device, 4 * (L - unit)));
+    G2Z_TRY(t->device->ops->narrow_weights(t->device, 4 * (L - unit)));
   return g2z__unit_forward(&t->model, &t->pass, unit);
 }
 
 /* The LM head. Its gradient belongs to the mean loss over the step's tokens on all ranks. */
 G2Z__PRIVATE g2z_status g2z__head(g2z_trainer *t) {
   const float dloss = (float)(1.0 / (double)t->plan->step_tokens);
-  G2Z__TRY(g2z__head_loss(&t->model, &t->pass, g2z__my_verdict(t) + G2Z_VERDICT_LOSS, dloss,
-                          t->state));
+  G2Z_TRY(g2z__head_loss(&t->model, &t->pass, g2z__my_verdict(t) + G2Z_VERDICT_LOSS, dloss,
+                         t->state));
   t->device->ops->span_end(t->device, G2Z_SPAN_FORWARD);
   t->device->ops->span_begin(t->device, G2Z_SPAN_BACKWARD);
   return G2Z_OK;
@@ -2183,7 +2181,7 @@ G2Z__PRIVATE g2z_status g2z__end_micro_step(g2z_trainer *t, int reduced) {
   t->device->ops->span_end(t->device, G2Z_SPAN_BACKWARD);
   g2z__ranks_phase(t->context->ranks, "step", t->enqueued + 1, 0);
   if (reduced) return G2Z_OK;
-  G2Z__TRY(g2z__queue_after(t, 0));
+  G2Z_TRY(g2z__queue_after(t, 0));
   return g2z__queue(t, G2Z_CALL_MARK, G2Z__PLACE_PROGRESS, 0);
 }
 
@@ -2200,7 +2198,7 @@ G2Z__PRIVATE g2z_status g2z__wait_gradients(g2z_trainer *t, int unit) {
   int first = unit == plan->wte ? t->micro_step == 0 : unit < 2; /* no reduction reads it yet */
   if (!plan->by_unit) return G2Z_OK;
   if (!first)
-    G2Z__TRY(g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_REDUCED, plan->unit[earlier + 1].bucket - 1));
+    G2Z_TRY(g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_REDUCED, plan->unit[earlier + 1].bucket - 1));
   const size_t written = unit == plan->wpe ? 0 : u->elements;
   if (unit == plan->wte || written == u->room) return G2Z_OK; /* backward writes all of wte */
   return t->device->ops->zero(t->device, g2z__grads_at(&t->model, u->grad_at + written),
@@ -2224,15 +2222,15 @@ G2Z__PRIVATE g2z_status g2z__reduce_bucket(g2z_trainer *t, int bucket) {
     if (n > wte->elements - first) n = wte->elements - first;
     const float *from = (const float *)t->model.dwte + first;
     const g2z_call cast = g2z_call_of(G2Z_CALL_CAST, grads, from, n);
-    G2Z__TRY(t->pass.rows ? g2z_comm_submit(t->comm, &cast)
-                          : t->device->ops->cast_grad(t->device, grads, from, n));
+    G2Z_TRY(t->pass.rows ? g2z_comm_submit(t->comm, &cast)
+                         : t->device->ops->cast_grad(t->device, grads, from, n));
   }
   g2z_call call = g2z_call_of(G2Z_CALL_REDUCE, g2z__sums_at(t, b->sum_at), grads, b->elements);
   call.owner = plan->owner;
   call.write = plan->by_unit && t->micro_step > 0 ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
   g2z__ranks_note(t->context->ranks, "reduce", bucket, b->elements * plan->grad_bytes);
-  G2Z__TRY(g2z__queue_after(t, 0)); /* backward has written the bucket */
-  G2Z__TRY(g2z_comm_submit(t->comm, &call));
+  G2Z_TRY(g2z__queue_after(t, 0)); /* backward has written the bucket */
+  G2Z_TRY(g2z_comm_submit(t->comm, &call));
   return g2z__queue(t, G2Z_CALL_MARK, G2Z__PLACE_REDUCED, bucket);
 }
 
@@ -2246,12 +2244,12 @@ G2Z__PRIVATE g2z_status g2z__reduce_head(g2z_trainer *t) {
   int32_t *gathered = (int32_t *)(t->model.logits + plan->row_tokens_at);
   t->row_tokens = plan->world == 1 ? t->pass.x : gathered;
   g2z__ranks_note(t->context->ranks, "tokens", -1, bytes);
-  G2Z__TRY(g2z__queue_after(t, 1)); /* all ranks have read their logits */
+  G2Z_TRY(g2z__queue_after(t, 1)); /* all ranks have read their logits */
   g2z_call call = g2z_call_of(G2Z_CALL_ROWS, (void *)t->row_tokens, t->pass.x, bytes);
   call.span = G2Z_SPAN_EMBEDDING_ROWS;
-  G2Z__TRY(g2z_comm_submit(t->comm, &call));
+  G2Z_TRY(g2z_comm_submit(t->comm, &call));
   for (int bucket = plan->unit[plan->wte].bucket; bucket < plan->buckets; bucket++)
-    G2Z__TRY(g2z__reduce_bucket(t, bucket));
+    G2Z_TRY(g2z__reduce_bucket(t, bucket));
   return G2Z_OK;
 }
 
@@ -2262,10 +2260,10 @@ G2Z__PRIVATE g2z_status g2z__gather_rows(g2z_trainer *t) {
   const void *mine = g2z__dropped(&t->model, &t->pass);
   t->rows = plan->world == 1 ? mine : t->model.logits;
   g2z__ranks_note(t->context->ranks, "rows", -1, bytes);
-  G2Z__TRY(g2z__queue_after(t, 0));
+  G2Z_TRY(g2z__queue_after(t, 0));
   g2z_call call = g2z_call_of(G2Z_CALL_ROWS, (void *)t->rows, mine, bytes);
   call.span = G2Z_SPAN_EMBEDDING_ROWS;
-  G2Z__TRY(g2z_comm_submit(t->comm, &call));
+  G2Z_TRY(g2z_comm_submit(t->comm, &call));
   return g2z__queue(t, G2Z_CALL_MARK, G2Z__PLACE_ROWS, 0);
 }
 
@@ -2296,19 +2294,19 @@ G2Z__PRIVATE g2z_status g2z__collect(g2z_trainer *t) {
   int32_t *order = (int32_t *)(t->model.logits + (plan->wte_rows ? plan->row_order_at : 0));
   ops->span_begin(t->device, G2Z_SPAN_OPTIMIZER_STEP);
   if (plan->wte_rows) { /* sort the tokens while their rows are being gathered */
-    G2Z__TRY(g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_REDUCED, plan->unit[plan->wte].bucket));
-    G2Z__TRY(ops->embed_order(t->device, order, t->row_tokens, (int)plan->row_count));
+    G2Z_TRY(g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_REDUCED, plan->unit[plan->wte].bucket));
+    G2Z_TRY(ops->embed_order(t->device, order, t->row_tokens, (int)plan->row_count));
   }
   if (last > 0) {
-    G2Z__TRY(g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_REDUCED, last - 1)); /* and all earlier ones */
-    G2Z__TRY(g2z__square(t, 0, last));
+    G2Z_TRY(g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_REDUCED, last - 1)); /* and all earlier ones */
+    G2Z_TRY(g2z__square(t, 0, last));
   }
   if (plan->wte_rows) { /* add the rows to this rank's part of wte */
-    G2Z__TRY(g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_ROWS, 0));
-    G2Z__TRY(ops->embed_add(t->device, t->sums, t->row_parts, t->row_part_count, t->rows, order,
-                            (int)plan->row_count, plan->model.channels));
+    G2Z_TRY(g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_ROWS, 0));
+    G2Z_TRY(ops->embed_add(t->device, t->sums, t->row_parts, t->row_part_count, t->rows, order,
+                           (int)plan->row_count, plan->model.channels));
   }
-  G2Z__TRY(g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_REDUCED, last));
+  G2Z_TRY(g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_REDUCED, last));
   return g2z__square(t, last, plan->buckets);
 }
 
@@ -2320,12 +2318,12 @@ G2Z__PRIVATE g2z_status g2z__judge(g2z_trainer *t) {
   g2z_call call = g2z_call_of(G2Z_CALL_ROWS, t->verdict.rows, g2z__my_verdict(t), bytes);
   call.span = G2Z_SPAN_VERDICT;
   g2z__ranks_note(t->context->ranks, "verdict", -1, bytes);
-  G2Z__TRY(t->comm->ops->rows_now(t->comm, &call, &done));
+  G2Z_TRY(t->comm->ops->rows_now(t->comm, &call, &done));
   if (!done) {
-    G2Z__TRY(g2z__queue_after(t, 0));
-    G2Z__TRY(g2z_comm_submit(t->comm, &call));
-    G2Z__TRY(g2z__queue(t, G2Z_CALL_MARK, G2Z__PLACE_VERDICT, 0));
-    G2Z__TRY(g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_VERDICT, 0));
+    G2Z_TRY(g2z__queue_after(t, 0));
+    G2Z_TRY(g2z_comm_submit(t->comm, &call));
+    G2Z_TRY(g2z__queue(t, G2Z_CALL_MARK, G2Z__PLACE_VERDICT, 0));
+    G2Z_TRY(g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_VERDICT, 0));
   }
   G2Z__SPAN(t->device, DECIDE,
             t->device->ops->decide(t->device, t->state, &t->verdict, &t->config.optimizer,
@@ -2349,8 +2347,8 @@ G2Z__PRIVATE g2z_status g2z__exchange(g2z_trainer *t, g2z__direction direction) 
   call.back = back;
   g2z__ranks_note(t->context->ranks, "exchange", -1,
                   (plan->shard_elements - plan->v_elements) * plan->u_bytes);
-  G2Z__TRY(g2z__queue_after(t, 0));
-  G2Z__TRY(g2z_comm_submit(t->comm, &call));
+  G2Z_TRY(g2z__queue_after(t, 0));
+  G2Z_TRY(g2z_comm_submit(t->comm, &call));
   return g2z__queue(t, G2Z_CALL_MARK, G2Z__PLACE_EXCHANGED, 0);
 }
 
@@ -2373,12 +2371,12 @@ G2Z__PRIVATE g2z_status g2z__orthogonalize(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   char *area = t->model.logits;
   if (!plan->muon_weights) return G2Z_OK;
-  if (plan->routes) G2Z__TRY(g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_EXCHANGED, 0));
+  if (plan->routes) G2Z_TRY(g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_EXCHANGED, 0));
   G2Z__SPAN(t->device, ORTHOGONALIZE,
             t->device->ops->orthogonalize(t->device, area, plan->shape, plan->shapes,
                                           area + plan->work_begin,
                                           plan->logits_bytes - plan->work_begin));
-  G2Z__TRY(g2z__exchange(t, G2Z__TO_OWNERS));
+  G2Z_TRY(g2z__exchange(t, G2Z__TO_OWNERS));
   return plan->routes ? g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_EXCHANGED, 0) : G2Z_OK;
 }
 
@@ -2403,7 +2401,7 @@ G2Z__PRIVATE g2z_status g2z__gather_bucket(g2z_trainer *t, int bucket) {
                               g2z__params_at(&t->model, b->own_param_at), b->elements);
   call.owner = t->plan->owner;
   g2z__ranks_note(t->context->ranks, "gather", bucket, b->elements * t->plan->dtype_bytes);
-  G2Z__TRY(g2z_comm_submit(t->comm, &call));
+  G2Z_TRY(g2z_comm_submit(t->comm, &call));
   return g2z__queue(t, G2Z_CALL_MARK, G2Z__PLACE_GATHERED, bucket);
 }
 
@@ -2412,9 +2410,9 @@ G2Z__PRIVATE g2z_status g2z__gather_bucket(g2z_trainer *t, int bucket) {
 G2Z__PRIVATE g2z_status g2z__gather_unit(g2z_trainer *t, int unit) {
   const g2z_unit *u = t->plan->unit;
   if (unit < 0 || !u[unit].gathered || t->buffered[unit % 2] == unit) return G2Z_OK;
-  G2Z__TRY(g2z__queue_after(t, 1)); /* all ranks have finished with the old block */
+  G2Z_TRY(g2z__queue_after(t, 1)); /* all ranks have finished with the old block */
   for (int bucket = u[unit + 1].bucket - 1; bucket >= u[unit].bucket; bucket--)
-    G2Z__TRY(g2z__gather_bucket(t, bucket));
+    G2Z_TRY(g2z__gather_bucket(t, bucket));
   t->buffered[unit % 2] = unit;
   t->buffered_joined[unit % 2] = 0;
   return G2Z_OK;
@@ -2436,8 +2434,8 @@ G2Z__PRIVATE g2z_status g2z__arrive(g2z_trainer *t, int unit) {
 G2Z__PRIVATE g2z_status g2z__wait_parameters(g2z_trainer *t, int unit, int next) {
   if (!t->plan->gathers) return G2Z_OK;
   t->needed = unit;
-  G2Z__TRY(g2z__gather_unit(t, unit));
-  G2Z__TRY(g2z__arrive(t, unit));
+  G2Z_TRY(g2z__gather_unit(t, unit));
+  G2Z_TRY(g2z__arrive(t, unit));
   return g2z__gather_unit(t, next);
 }
 
@@ -2454,12 +2452,12 @@ G2Z__PRIVATE g2z_status g2z__share(g2z_trainer *t, int from, int to) {
   const g2z_plan *plan = t->plan;
   if (from == 0) t->device->ops->span_end(t->device, G2Z_SPAN_OPTIMIZER_STEP);
   if (!t->plan->gathers) return G2Z_OK;
-  G2Z__TRY(g2z__queue_after(t, 0));
+  G2Z_TRY(g2z__queue_after(t, 0));
   for (int bucket = to - 1; bucket >= from; bucket--) {
     int unit = plan->bucket[bucket].unit, gathered = plan->unit[unit].gathered;
-    if (!gathered) G2Z__TRY(g2z__gather_bucket(t, bucket));
+    if (!gathered) G2Z_TRY(g2z__gather_bucket(t, bucket));
     else if (unit >= g2z__trainer_second(t) && bucket == plan->unit[unit].bucket)
-      G2Z__TRY(g2z__gather_unit(t, unit));
+      G2Z_TRY(g2z__gather_unit(t, unit));
   }
   return G2Z_OK;
 }
@@ -2468,10 +2466,10 @@ G2Z__PRIVATE g2z_status g2z__share(g2z_trainer *t, int from, int to) {
 G2Z__PRIVATE g2z_status g2z__refresh(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   if (!t->stale || !t->plan->gathers) return G2Z_OK;
-  G2Z__TRY(g2z__queue_after(t, 1));
+  G2Z_TRY(g2z__queue_after(t, 1));
   for (int bucket = plan->buckets - 1; bucket >= 0; bucket--)
     if (!plan->unit[plan->bucket[bucket].unit].gathered)
-      G2Z__TRY(g2z__gather_bucket(t, bucket));
+      G2Z_TRY(g2z__gather_bucket(t, bucket));
   t->joined = t->stale = 0;
   return g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_GATHERED, plan->buckets - 1);
 }
@@ -2480,9 +2478,9 @@ G2Z__PRIVATE g2z_status g2z__refresh(g2z_trainer *t) {
  * state after a load, a validation or a generation has changed it. */
 G2Z__PRIVATE g2z_status g2z__restore(g2z_trainer *t) {
   if (!t->plan->gathers) return G2Z_OK;
-  G2Z__TRY(g2z__refresh(t));
+  G2Z_TRY(g2z__refresh(t));
   for (int unit = t->plan->model.layers; unit >= g2z__trainer_second(t); unit--)
-    G2Z__TRY(g2z__gather_unit(t, unit));
+    G2Z_TRY(g2z__gather_unit(t, unit));
   t->joined = t->buffered_joined[0] = t->buffered_joined[1] = 0;
   return G2Z_OK;
 }
@@ -2555,16 +2553,13 @@ G2Z_API g2z_status g2z_grow(g2z_services *services, void *list, size_t *capacity
   if (larger < 64) larger = 64;
   void *old, *moved;
   memcpy(&old, list, sizeof old);
-  G2Z__TRY(g2z_allocate(services, larger, size, &moved));
+  G2Z_TRY(g2z_allocate(services, larger, size, &moved));
   if (used) memcpy(moved, old, used * size);
   g2z_release(services, old);
   memcpy(list, &moved, sizeof moved);
   *capacity = larger;
   return G2Z_OK;
 }
-
-#define G2Z__NEW G2Z_NEW
-#define G2Z__GROW G2Z_GROW
 
 G2Z_API void g2z_release(g2z_services *services, void *memory) {
   if (!memory) return;
@@ -2752,7 +2747,7 @@ G2Z_API g2z_status g2z_writer_create(g2z_services *services, const char *path, g
   if (lstat(path, &there) == 0 && !S_ISREG(there.st_mode))
     return g2z_fail(services, G2Z_IO, "cannot write %s: it is %s; name a file", path,
                     g2z__kind_of_file(&there));
-  G2Z__TRY(g2z_allocate(services, 1, sizeof *writer + 2 * bytes + 8, &writer));
+  G2Z_TRY(g2z_allocate(services, 1, sizeof *writer + 2 * bytes + 8, &writer));
   writer->services = services;
   writer->path = (char *)(writer + 1);
   writer->partial = writer->path + bytes;
@@ -2785,7 +2780,7 @@ G2Z_API g2z_status g2z_writer_create(g2z_services *services, const char *path, g
 
 G2Z_API g2z_status g2z_writer_put(g2z_writer *writer, const void *bytes, size_t count) {
   writer->written += count;
-  if (count > sizeof writer->buffer - writer->held) G2Z__TRY(g2z_writer_flush(writer));
+  if (count > sizeof writer->buffer - writer->held) G2Z_TRY(g2z_writer_flush(writer));
   if (writer->error || count > sizeof writer->buffer)
     return g2z__writer_check(writer, writer->error || g2z_write_bytes(writer->file, bytes, count),
                              "write");
@@ -2807,7 +2802,7 @@ G2Z_API g2z_status g2z_writer_printf(g2z_writer *writer, const char *format, ...
     return G2Z_OK;
   }
   char *text; /* for a text that does not fit into the rest of the buffer */
-  g2z_status status = G2Z__NEW(writer->services, (size_t)length + 1, &text);
+  g2z_status status = G2Z_NEW(writer->services, (size_t)length + 1, &text);
   if (status != G2Z_OK) {
     writer->error = ENOMEM;
     writer->action = "write";
@@ -2832,7 +2827,7 @@ G2Z_API g2z_status g2z_writer_flush(g2z_writer *writer) {
 G2Z__PRIVATE g2z_status g2z__writer_patch(g2z_writer *writer, uint64_t offset, const void *bytes,
                                           size_t count) {
   G2Z_ASSERT(count <= writer->written && offset <= writer->written - count);
-  G2Z__TRY(g2z_writer_flush(writer));
+  G2Z_TRY(g2z_writer_flush(writer));
   return g2z__writer_check(writer, g2z__pwrite(writer->file, bytes, count, (int64_t)offset),
                            "write");
 }
@@ -2842,18 +2837,18 @@ G2Z__PRIVATE g2z_status g2z__writer_patch(g2z_writer *writer, uint64_t offset, c
 G2Z__PRIVATE g2z_status g2z__writer_finish(g2z_writer *writer, int shut) {
   const int file = writer->file;
   if (file < 0) return g2z__writer_check(writer, 1, "");
-  G2Z__TRY(g2z_writer_flush(writer));
-  G2Z__TRY(g2z__writer_check(writer, g2z__sync(file) == 0, "sync"));
+  G2Z_TRY(g2z_writer_flush(writer));
+  G2Z_TRY(g2z__writer_check(writer, g2z__sync(file) == 0, "sync"));
   if (!shut) return G2Z_OK;
   writer->file = -1;
   return g2z__writer_check(writer, close(file) == 0 || errno == EINTR, "close");
 }
 
 G2Z_API g2z_status g2z_writer_commit(g2z_writer *writer) {
-  G2Z__TRY(g2z__writer_finish(writer, 0));
+  G2Z_TRY(g2z__writer_finish(writer, 0));
   if (!writer->pending) return G2Z_OK;
-  G2Z__TRY(g2z__writer_check(writer, rename(writer->partial, writer->path) == 0,
-                             "rename a complete file to"));
+  G2Z_TRY(g2z__writer_check(writer, rename(writer->partial, writer->path) == 0,
+                            "rename a complete file to"));
   writer->pending = 0;
   /* Without a slash the directory is "."; the root's slash stays. */
   char directory[PATH_MAX];
@@ -2896,7 +2891,7 @@ G2Z__PRIVATE g2z_status g2z__read_open_file(g2z_services *services, const char *
     if (need > limit)
       return g2z_fail(services, G2Z_FORMAT, "%s has more than %zu bytes, the limit for a file of "
                       "this kind: check that it is the right file", path, limit);
-    G2Z__TRY(G2Z__GROW(services, text, &capacity, *bytes, need + 2)); /* and a byte, a NUL */
+    G2Z_TRY(G2Z_GROW(services, text, &capacity, *bytes, need + 2)); /* and a byte, a NUL */
     G2Z_RETRY(got, read(file, *text + *bytes, capacity - *bytes - 1));
     if (got < 0) return g2z_fail_file(services, errno, "read", path);
     *bytes += (size_t)got;
@@ -3580,7 +3575,7 @@ G2Z__PRIVATE g2z_status g2z__model_config_check(g2z_services *services,
                                                 const g2z_model_config *config) {
   g2z_train_config train;
   train.model = *config;
-  G2Z__TRY(g2z__settings_check(services, g2z__settings, G2Z__MODEL_SETTINGS, &train));
+  G2Z_TRY(g2z__settings_check(services, g2z__settings, G2Z__MODEL_SETTINGS, &train));
   if (config->channels % config->heads)
     G2Z_REFUSE(services, "channels=%d must divide by heads=%d: change one of them",
                config->channels, config->heads);
@@ -3608,8 +3603,8 @@ G2Z__PRIVATE g2z_status g2z__train_config_check(g2z_services *services,
   if (config->stamp != G2Z__STAMP)
     G2Z_REFUSE(services, "this g2z_train_config was never initialised: start from "
                "g2z_train_config_default()");
-  G2Z__TRY(g2z__settings_check(services, g2z__settings, G2Z__SETTINGS, config));
-  G2Z__TRY(g2z__model_config_check(services, &config->model));
+  G2Z_TRY(g2z__settings_check(services, g2z__settings, G2Z__SETTINGS, config));
+  G2Z_TRY(g2z__model_config_check(services, &config->model));
   if (config->seq > config->model.context)
     G2Z_REFUSE(services, "seq=%d is longer than the model's context=%d: shorten seq or raise "
                "context", config->seq, config->model.context);
@@ -3788,11 +3783,11 @@ G2Z__PRIVATE g2z_status g2z__plan_homes(g2z_plan *plan) {
   size_t *sent, *fill, home = 0, u = 0; /* elements of u that rank r sends, and gets as a home */
   plan->v_elements = plan->shard_elements;
   if (!weights) return G2Z_OK;
-  G2Z__TRY(G2Z__NEW(plan->services, (size_t)weights, &plan->weight));
+  G2Z_TRY(G2Z_NEW(plan->services, (size_t)weights, &plan->weight));
   if (travels) /* a route ends where a weight or a slice does */
-    G2Z__TRY(G2Z__NEW(plan->services, (size_t)weights + (size_t)plan->buckets * world,
-                      &plan->route));
-  G2Z__TRY(G2Z__NEW(plan->services, 3 * world, &sent));
+    G2Z_TRY(G2Z_NEW(plan->services, (size_t)weights + (size_t)plan->buckets * world,
+                    &plan->route));
+  G2Z_TRY(G2Z_NEW(plan->services, 3 * world, &sent));
   fill = sent + world;
   load = (double *)(fill + world);
 
@@ -3873,8 +3868,8 @@ G2Z__PRIVATE g2z_status g2z__plan_homes(g2z_plan *plan) {
 
 /* Fills in all buckets and their update ranges. */
 G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
-  G2Z__TRY(G2Z__NEW(plan->services, (size_t)plan->buckets + 1, &plan->bucket));
-  G2Z__TRY(G2Z__NEW(plan->services, g2z__plan_updates_limit(plan), &plan->update));
+  G2Z_TRY(G2Z_NEW(plan->services, (size_t)plan->buckets + 1, &plan->bucket));
+  G2Z_TRY(G2Z_NEW(plan->services, g2z__plan_updates_limit(plan), &plan->update));
   int count = 0, numbered = 0;
   for (int first = 0, next; first < plan->units; first = next) {
     next = g2z__plan_cut_end(plan, first);
@@ -3905,7 +3900,7 @@ G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
   plan->early = plan->muon_weights ? plan->unit[plan->wte].bucket
                 : plan->gathers ? plan->unit[plan->model.layers].bucket : 0;
   plan->bucket[plan->buckets].begin = plan->elements;
-  G2Z__TRY(g2z__plan_homes(plan));
+  G2Z_TRY(g2z__plan_homes(plan));
 
   /* The update ranges of this rank's slices, parameter by parameter: first AdamW's, then Muon's. */
   size_t updates = 0, own = 0; /* own: Muon's elements so far */
@@ -4104,7 +4099,7 @@ G2Z__PRIVATE g2z_status g2z__plan_lay_out(g2z_plan *plan, const g2z_train_config
   const size_t C = (size_t)plan->model.channels, grain = g2z__plan_grain(plan);
   const size_t layers = (size_t)plan->model.layers, by_unit = (size_t)plan->by_unit;
   size_t elements[] = {0, 0, 0, 0}, at = 0, canonical = 0;
-  G2Z__TRY(G2Z__NEW(plan->services, (size_t)plan->units + 1, &plan->unit));
+  G2Z_TRY(G2Z_NEW(plan->services, (size_t)plan->units + 1, &plan->unit));
 
   /* Up to stage 1 units before wte follow each other without padding; wte has its own buckets. */
   for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
@@ -4160,7 +4155,7 @@ G2Z__PRIVATE g2z_status g2z__plan_lay_out(g2z_plan *plan, const g2z_train_config
                "larger bucket_mb", (double)plan->bucket_elements * plan->grad_bytes / 1048576.0,
                plan->elements, most);
   g2z__plan_batch(plan, config->batch);
-  G2Z__TRY(g2z__plan_fill(plan));
+  G2Z_TRY(g2z__plan_fill(plan));
   g2z__plan_bytes(plan); /* again, with Muon's areas and v */
   return G2Z_OK;
 }
@@ -4169,10 +4164,10 @@ G2Z_API g2z_status g2z_plan_create(g2z_services *services, const g2z_train_confi
                                    g2z_device_kind device, int rank, int world, g2z_plan **out) {
   g2z_plan *plan;
   *out = NULL;
-  G2Z__TRY(g2z__train_config_check(services, config));
-  G2Z__TRY(g2z_check_range(services, "world", world, 1, 1 << 16));
-  G2Z__TRY(g2z_check_range(services, "rank", rank, 0, world - 1));
-  G2Z__TRY(G2Z__NEW(services, 1, &plan));
+  G2Z_TRY(g2z__train_config_check(services, config));
+  G2Z_TRY(g2z_check_range(services, "world", world, 1, 1 << 16));
+  G2Z_TRY(g2z_check_range(services, "rank", rank, 0, world - 1));
+  G2Z_TRY(G2Z_NEW(services, 1, &plan));
   plan->services = services;
   plan->rank = rank;
   plan->world = world;
@@ -4258,7 +4253,7 @@ G2Z_API g2z_status g2z_plan_fits(g2z_services *services, const g2z_train_config 
     if (i % 2) trial.recompute = G2Z_RECOMPUTE_BLOCK;
     trial.zero_stage += i / 2;
     if (trial.zero_stage > (shards ? 3 : plan->zero_stage)) break;
-    G2Z__TRY(g2z_plan_create(services, &trial, plan->device, plan->rank, plan->world, &leaner));
+    G2Z_TRY(g2z_plan_create(services, &trial, plan->device, plan->rank, plan->world, &leaner));
     int batch = g2z_plan_largest_batch(leaner, free_bytes);
     g2z_plan_free(leaner);
     if (batch > plan->batch) batch = plan->batch;
@@ -4335,7 +4330,7 @@ G2Z_API g2z_status g2z_shard_writer_create(g2z_services *services, const char *p
                                            g2z_shard_writer **out) {
   *out = NULL;
   g2z_shard_writer *writer;
-  G2Z__TRY(G2Z__NEW(services, 1, &writer));
+  G2Z_TRY(G2Z_NEW(services, 1, &writer));
   writer->services = services;
   writer->format = format;
   g2z_status status = g2z_writer_create(services, path, &writer->file);
@@ -4364,20 +4359,20 @@ G2Z_API g2z_status g2z_shard_writer_append(g2z_shard_writer *writer, const int32
   for (size_t done = 0, n; done < count; done += n) {
     n = count - done < 4096 ? count - done : 4096;
     for (size_t i = 0; i < n; i++) narrow[i] = (uint16_t)ids[done + i];
-    G2Z__TRY(g2z_writer_put(writer->file, narrow, n * sizeof narrow[0]));
+    G2Z_TRY(g2z_writer_put(writer->file, narrow, n * sizeof narrow[0]));
   }
   for (size_t i = 0; i < count; i++, writer->tokens++) {
     int counts = !(ids[i] & G2Z_UNCOUNTED), at = (int)(writer->tokens % 8);
     if (!counts && !writer->mask) { /* the mask begins: all tokens before this one count */
       const g2z__mask none = {0, 0, 0, 0}; /* finish() writes the real header */
-      G2Z__TRY(g2z_writer_create(writer->services, g2z__mask_of(writer->file->path).text,
-                                 &writer->mask));
-      G2Z__TRY(g2z_writer_put(writer->mask, &none, sizeof none));
+      G2Z_TRY(g2z_writer_create(writer->services, g2z__mask_of(writer->file->path).text,
+                                &writer->mask));
+      G2Z_TRY(g2z_writer_put(writer->mask, &none, sizeof none));
       for (uint64_t k = 0; k < writer->tokens / 8; k++)
-        G2Z__TRY(g2z_writer_put(writer->mask, "\xff", 1));
+        G2Z_TRY(g2z_writer_put(writer->mask, "\xff", 1));
     }
     writer->bits = (unsigned char)((at ? writer->bits : 0) | counts << at);
-    if (at == 7 && writer->mask) G2Z__TRY(g2z_writer_put(writer->mask, &writer->bits, 1));
+    if (at == 7 && writer->mask) G2Z_TRY(g2z_writer_put(writer->mask, &writer->bits, 1));
   }
   return G2Z_OK;
 }
@@ -4387,11 +4382,11 @@ G2Z_API g2z_status g2z_shard_writer_finish(g2z_shard_writer *writer, int unlock)
   const char *shard = writer->file->partial;
   const int32_t count = (int32_t)writer->tokens;
   if (writer->format == G2Z_SHARD_LLMC)
-    G2Z__TRY(g2z__writer_patch(writer->file, 2 * sizeof count, &count, sizeof count));
-  G2Z__TRY(g2z__writer_finish(writer->file, 0));
+    G2Z_TRY(g2z__writer_patch(writer->file, 2 * sizeof count, &count, sizeof count));
+  G2Z_TRY(g2z__writer_finish(writer->file, 0));
   if (writer->mask) {
     g2z__mask head = {G2Z__MASK_MAGIC, 1, (int64_t)writer->tokens, G2Z__HASH};
-    if (writer->tokens % 8) G2Z__TRY(g2z_writer_put(writer->mask, &writer->bits, 1));
+    if (writer->tokens % 8) G2Z_TRY(g2z_writer_put(writer->mask, &writer->bits, 1));
     /* The hash needs the shard's first tokens, which only the disk has by now. */
     const int file = g2z__open_file(shard, O_RDONLY);
     const int good = file >= 0 && g2z__shard_hash(file, writer->file->written - 2 * writer->tokens,
@@ -4399,8 +4394,8 @@ G2Z_API g2z_status g2z_shard_writer_finish(g2z_shard_writer *writer, int unlock)
     const int error = errno;
     if (file >= 0) close(file);
     if (!good) return g2z_fail_file(writer->services, error, "read", shard);
-    G2Z__TRY(g2z__writer_patch(writer->mask, 0, &head, sizeof head));
-    G2Z__TRY(g2z__writer_finish(writer->mask, unlock));
+    G2Z_TRY(g2z__writer_patch(writer->mask, 0, &head, sizeof head));
+    G2Z_TRY(g2z__writer_finish(writer->mask, unlock));
   }
   writer->finished = 1;
   return unlock ? g2z__writer_finish(writer->file, 1) : G2Z_OK;
@@ -4409,9 +4404,9 @@ G2Z_API g2z_status g2z_shard_writer_finish(g2z_shard_writer *writer, int unlock)
 /* Commits the mask before the shard, and removes an old mask after it: a crash in between leaves a
  * pair that the loader refuses. */
 G2Z_API g2z_status g2z_shard_writer_commit(g2z_shard_writer *writer) {
-  G2Z__TRY(g2z_shard_writer_finish(writer, 0));
-  if (writer->mask) G2Z__TRY(g2z_writer_commit(writer->mask));
-  G2Z__TRY(g2z_writer_commit(writer->file));
+  G2Z_TRY(g2z_shard_writer_finish(writer, 0));
+  if (writer->mask) G2Z_TRY(g2z_writer_commit(writer->mask));
+  G2Z_TRY(g2z_writer_commit(writer->file));
   const g2z__file_path old = g2z__mask_of(writer->file->path);
   if (!writer->mask && unlink(old.text) != 0 && errno != ENOENT)
     return g2z_fail_file(writer->services, errno, "remove the mask of an earlier shard", old.text);
@@ -4569,9 +4564,9 @@ G2Z_API g2z_status g2z_shard_mask(g2z_services *services, const char *path, int3
   int there;
   memset(&shard, 0, sizeof shard);
   shard.path = path;
-  G2Z__TRY(g2z_is_there(services, g2z__mask_of(path).text, &there));
+  G2Z_TRY(g2z_is_there(services, g2z__mask_of(path).text, &there));
   if (!there) return G2Z_OK;
-  G2Z__TRY(g2z__shard_open(services, &shard));
+  G2Z_TRY(g2z__shard_open(services, &shard));
   g2z_status status = G2Z_OK;
   if ((uint64_t)shard.tokens != count)
     status = g2z_fail(services, G2Z_FORMAT, "%s had %zu tokens when it was read and has %" PRId64
@@ -4648,7 +4643,7 @@ G2Z__PRIVATE g2z_status g2z__loader_file(g2z_loader *loader, size_t s) {
   if (*place) g2z__shard_close(*place);
   *place = NULL;
   g2z__shard found = *shard;
-  G2Z__TRY(g2z__shard_open(&reader->services, &found));
+  G2Z_TRY(g2z__shard_open(&reader->services, &found));
   if (shard->bytes && (shard->mask < 0) != (found.mask < 0)) {
     g2z__shard_close(&found);
     return g2z_fail(&reader->services, G2Z_FORMAT, "the mask of %s was added or removed during the "
@@ -4720,13 +4715,13 @@ G2Z__PRIVATE g2z_status g2z__loader_read(g2z_loader *loader) {
       if (reader->shards[middle].first <= index) low = middle;
       else high = middle;
     }
-    G2Z__TRY(g2z__loader_file(loader, low));
+    G2Z_TRY(g2z__loader_file(loader, low));
     const g2z__shard *shard = &reader->shards[low];
     const int64_t first = (index - shard->first) * config->seq, rest = shard->tokens - 1 - first;
     const int64_t T = rest < config->seq ? rest : config->seq;
-    G2Z__TRY(g2z__read_at(services, shard->file, shard->path, raw, (size_t)(T + 1) * 2,
-                          shard->begin + 2 * (uint64_t)first));
-    G2Z__TRY(g2z__mask_bits(services, shard, first, T, reader->bits));
+    G2Z_TRY(g2z__read_at(services, shard->file, shard->path, raw, (size_t)(T + 1) * 2,
+                         shard->begin + 2 * (uint64_t)first));
+    G2Z_TRY(g2z__mask_bits(services, shard, first, T, reader->bits));
     for (int64_t t = 0; t <= T; t++) {
       if (raw[t] >= config->vocab)
         return g2z_fail(services, G2Z_FORMAT, "%s: token %d at index %" PRId64 " is outside the "
@@ -4767,7 +4762,7 @@ G2Z__PRIVATE g2z_status g2z__shards_find(g2z_services *services, const char *giv
   struct stat info;
   int is_name = stat(given, &info) == 0; /* "data[1].bin": every character stands for itself */
   char *pattern;
-  G2Z__TRY(G2Z__NEW(services, 2 * strlen(given) + 1, &pattern));
+  G2Z_TRY(G2Z_NEW(services, 2 * strlen(given) + 1, &pattern));
   char *end = pattern;
   for (const char *at = given; *at; *end++ = *at++)
     if (is_name && *at != '/') *end++ = '\\';
@@ -4792,7 +4787,7 @@ G2Z__PRIVATE g2z_status g2z__sets_read(g2z_services *services, const char *given
   int weights = 0;
   double sum = 0, rest = 0;
   *sets = 0;
-  G2Z__TRY(G2Z__NEW(services, strlen(given) + 1, text));
+  G2Z_TRY(G2Z_NEW(services, strlen(given) + 1, text));
   strcpy(*text, given);
   const int is_name = stat(given, &info) == 0;
   for (char *at = *text, *end; at; at = end) {
@@ -4885,7 +4880,7 @@ G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, c
     ends[k] = found[0].gl_pathc;
   }
   if (status == G2Z_OK && val && g2z__shards_find(services, val, &found[1]) == G2Z_OK)
-    status = G2Z__NEW(services, found[1].gl_pathc, &others); /* a missing file keeps zeros */
+    status = G2Z_NEW(services, found[1].gl_pathc, &others); /* a missing file keeps zeros */
   /* Finds a file that is in both lists, even under two names. */
   for (size_t k = 0; others && k < found[1].gl_pathc; k++) stat(found[1].gl_pathv[k], &others[k]);
   for (size_t i = 0; others && !shared && i < found[0].gl_pathc; i++) {
@@ -4928,17 +4923,17 @@ G2Z__PRIVATE g2z_status g2z__loader_build(g2z_loader *loader, const char *patter
   int counts = 0;                                    /* 1: some token is a target */
   unsigned char bits[4096], sample[2][128];
   size_t ends[G2Z_SETS]; /* of the sets in the list of files */
-  G2Z__TRY(g2z__sets_read(services, pattern, &reader->globs, loader->set, &loader->sets));
+  G2Z_TRY(g2z__sets_read(services, pattern, &reader->globs, loader->set, &loader->sets));
   loader->mixed = loader->set[0].weight[0] != 0;
   if (loader->mixed && every)
     G2Z_REFUSE(services, "%s has a weight, but only training shards can have one: type --val '%s'",
                pattern, loader->set[0].glob);
   for (int k = 0; k < loader->sets; k++) {
-    G2Z__TRY(g2z__shards_find(services, loader->set[k].glob, &reader->found));
+    G2Z_TRY(g2z__shards_find(services, loader->set[k].glob, &reader->found));
     ends[k] = reader->found.gl_pathc;
   }
   reader->shard_count = reader->found.gl_pathc;
-  G2Z__TRY(G2Z__NEW(services, reader->shard_count, &reader->shards));
+  G2Z_TRY(G2Z_NEW(services, reader->shard_count, &reader->shards));
   const int64_t samples = 1 + G2Z__LOADER_SAMPLES / (int64_t)reader->shard_count;
   loader->data = G2Z__HASH;
   g2z_loader_set *set = loader->set;
@@ -4946,7 +4941,7 @@ G2Z__PRIVATE g2z_status g2z__loader_build(g2z_loader *loader, const char *patter
     g2z__shard *shard = &reader->shards[s];
     if (s == ends[set - loader->set]) (++set)->first = loader->sequences;
     shard->path = reader->found.gl_pathv[s];
-    G2Z__TRY(g2z__loader_file(loader, s));
+    G2Z_TRY(g2z__loader_file(loader, s));
     if (shard->vocab_hash && !loader->vocab_hash) {
       loader->vocab_hash = shard->vocab_hash;
       loader->vocab_shard = shard->path;
@@ -4977,7 +4972,7 @@ G2Z__PRIVATE g2z_status g2z__loader_build(g2z_loader *loader, const char *patter
     set->sequences = loader->sequences - set->first;
     for (int64_t at = 0, n; targets && at <= targets && !counts; at += n) {
       n = targets + 1 - at < 8 * (int64_t)sizeof bits ? targets + 1 - at : 8 * (int64_t)sizeof bits;
-      G2Z__TRY(g2z__mask_bits(services, shard, at, n - 1, bits));
+      G2Z_TRY(g2z__mask_bits(services, shard, at, n - 1, bits));
       for (int64_t i = at == 0; i < n; i++) counts |= bits[i / 8] >> i % 8 & 1;
     }
   }
@@ -5006,8 +5001,8 @@ G2Z__PRIVATE g2z_status g2z__loader_build(g2z_loader *loader, const char *patter
     G2Z_REFUSE(services, "%s%s: no token counts, because the masks exclude all of them: prepare "
                "the text again, with completions that are not empty", path, more);
   for (int i = 0; i < 2; i++)
-    G2Z__TRY(G2Z__NEW(services, 2 * T * (size_t)loader->rows, &reader->buffer[i]));
-  G2Z__TRY(G2Z__NEW(services, T + 1 + T / 16 + 2, &reader->raw));
+    G2Z_TRY(G2Z_NEW(services, 2 * T * (size_t)loader->rows, &reader->buffer[i]));
+  G2Z_TRY(G2Z_NEW(services, T + 1 + T / 16 + 2, &reader->raw));
   reader->bits = (unsigned char *)(reader->raw + T + 1);
   return G2Z_OK;
 }
@@ -5016,17 +5011,17 @@ G2Z_API g2z_status g2z_loader_create(g2z_services *services, const g2z_loader_co
                                      g2z_loader **out) {
   *out = NULL;
   const int most = 1 << 20; /* at most 2^60 sequences per step */
-  G2Z__TRY(g2z_check_range(services, "batch", config->batch, 1, most));
-  G2Z__TRY(g2z_check_range(services, "seq", config->seq, 1, most));
-  G2Z__TRY(g2z_check_range(services, "accum", config->accum, 1, most));
-  G2Z__TRY(g2z_check_range(services, "world", config->world, 1, most));
-  G2Z__TRY(g2z_check_range(services, "rank", config->rank, 0, config->world - 1));
-  G2Z__TRY(g2z_check_range(services, "vocab", config->vocab, 1, INT32_MAX));
+  G2Z_TRY(g2z_check_range(services, "batch", config->batch, 1, most));
+  G2Z_TRY(g2z_check_range(services, "seq", config->seq, 1, most));
+  G2Z_TRY(g2z_check_range(services, "accum", config->accum, 1, most));
+  G2Z_TRY(g2z_check_range(services, "world", config->world, 1, most));
+  G2Z_TRY(g2z_check_range(services, "rank", config->rank, 0, config->world - 1));
+  G2Z_TRY(g2z_check_range(services, "vocab", config->vocab, 1, INT32_MAX));
   if (!config->glob || !config->glob[0])
     G2Z_REFUSE(services, "no token shards were named: give a file or a pattern such as "
                "\"data/train_*.bin\"");
   g2z_loader *loader;
-  G2Z__TRY(g2z_allocate(services, 1, sizeof *loader + sizeof(g2z__prefetch), &loader));
+  G2Z_TRY(g2z_allocate(services, 1, sizeof *loader + sizeof(g2z__prefetch), &loader));
   loader->reader = (g2z__prefetch *)(loader + 1);
   loader->reader->caller = services;
   loader->reader->services = *services;
@@ -5454,7 +5449,7 @@ G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kin
     return g2z_fail(services, G2Z_UNSUPPORTED,
                     "dtype tf32 needs tensor cores, which the cpu lacks: use --dtype fp32");
   g2z_device *device;
-  G2Z__TRY(G2Z__NEW(services, 1, &device));
+  G2Z_TRY(G2Z_NEW(services, 1, &device));
   device->ops = g2z__cpu_ops();
   device->services = services;
   device->kind = kind;
@@ -5510,7 +5505,7 @@ G2Z__PRIVATE void g2z__timers_add(struct g2z__timers *timers, g2z_span span, dou
 
 G2Z_API g2z_status g2z_device_time_spans(g2z_device *device) {
   if (device->timers) return G2Z_OK;
-  G2Z__TRY(G2Z__NEW(device->services, 1, &device->timers));
+  G2Z_TRY(G2Z_NEW(device->services, 1, &device->timers));
   device->timers->status = device->ops->timers_open(device);
   return device->timers->status;
 }
@@ -5518,7 +5513,7 @@ G2Z_API g2z_status g2z_device_time_spans(g2z_device *device) {
 G2Z_API g2z_status g2z_device_span_times(g2z_device *device, g2z_span_times out[G2Z_SPAN_COUNT]) {
   memset(out, 0, G2Z_SPAN_COUNT * sizeof *out);
   if (!device->timers) return G2Z_OK;
-  G2Z__TRY(device->ops->timers_settle(device));
+  G2Z_TRY(device->ops->timers_settle(device));
   memcpy(out, device->timers->span, G2Z_SPAN_COUNT * sizeof *out);
   return G2Z_OK;
 }
@@ -6032,7 +6027,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_linear_fwd(g2z_device *device, void *y, void *n
   void *rounded = NULL;
   (void)narrow_y;
   if (narrow_x) {
-    G2Z__TRY(g2z_allocate(device->services, n_x + n_w, sizeof(float), &rounded));
+    G2Z_TRY(g2z_allocate(device->services, n_x + n_w, sizeof(float), &rounded));
     g2z__cpu_e4m3((float *)rounded, (const float *)x, n_x, G2Z__E4M3_X);
     g2z__cpu_e4m3((float *)rounded + n_x, (const float *)w, n_w, G2Z__E4M3_W);
     x = rounded, w = (float *)rounded + n_x;
@@ -6053,7 +6048,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_data(g2z_device *device, void *dx, v
   size_t n_dy = (size_t)N * (size_t)O, n_w = (size_t)K * (size_t)O;
   void *rounded = NULL;
   if (narrow) {
-    G2Z__TRY(g2z_allocate(device->services, n_dy + n_w, sizeof(float), &rounded));
+    G2Z_TRY(g2z_allocate(device->services, n_dy + n_w, sizeof(float), &rounded));
     g2z__cpu_e5m2((float *)rounded, (const float *)dy, n_dy);
     g2z__cpu_e4m3((float *)rounded + n_dy, (const float *)w, n_w, G2Z__E4M3_W);
     dy = rounded, w = (float *)rounded + n_dy;
@@ -6074,7 +6069,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_weight(g2z_device *device, void *dw,
   size_t n_x = (size_t)N * (size_t)K, n_dy = (size_t)N * (size_t)O;
   void *rounded = NULL;
   if (narrow_dy) {
-    G2Z__TRY(g2z_allocate(device->services, n_x + n_dy, sizeof(float), &rounded));
+    G2Z_TRY(g2z_allocate(device->services, n_x + n_dy, sizeof(float), &rounded));
     g2z__cpu_e4m3((float *)rounded, (const float *)x, n_x, G2Z__E4M3_X);
     g2z__cpu_e5m2((float *)rounded + n_x, (const float *)dy, n_dy);
     x = rounded, dy = (float *)rounded + n_x;
@@ -6230,7 +6225,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, float *losses, do
   float gradient = dh ? dloss * state->loss_scale : 0.0f, *narrow = NULL, *narrow_wte = NULL;
   if (dh && device->fp8) { /* the operands of the logits in e4m3: each row of h has its own scale */
     const size_t row = (size_t)C, words = (size_t)V * row;
-    G2Z__TRY(G2Z__NEW(device->services, (size_t)N * row + words, &narrow));
+    G2Z_TRY(G2Z_NEW(device->services, (size_t)N * row + words, &narrow));
     narrow_wte = narrow + (size_t)N * row;
     for (size_t at = 0; at < (size_t)N * row; at += row) {
       const float *from = (const float *)h + at;
@@ -6495,7 +6490,7 @@ G2Z__PRIVATE void g2z__cpu_span_end(const g2z_device *device, g2z_span span) {
 }
 
 G2Z__PRIVATE g2z_status g2z__cpu_tuning(g2z_device *device, char **text) {
-  return G2Z__NEW(device->services, 1, text);
+  return G2Z_NEW(device->services, 1, text);
 }
 
 G2Z__PRIVATE g2z_status g2z__cpu_tuning_read(g2z_device *device, const char *text) {
@@ -6757,7 +6752,7 @@ G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
     if (size || (rank && !slurm)) break;
   }
   if (launcher == end) { /* no launcher: alone, unless Slurm has several tasks */
-    G2Z__TRY(g2z__env_number(services, "SLURM_NTASKS", 1, INT_MAX / 2, 1, &tasks));
+    G2Z_TRY(g2z__env_number(services, "SLURM_NTASKS", 1, INT_MAX / 2, 1, &tasks));
     if (tasks > 1)
       G2Z_REFUSE(services, "SLURM_NTASKS=%d, but this process is not a task of a step: start %d "
                  "ranks with srun or mpirun, or ask Slurm for one task", tasks, tasks);
@@ -6771,15 +6766,15 @@ G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
                rank ? launcher->rank : launcher->size, rank ? rank : size,
                rank ? launcher->size : launcher->rank);
   snprintf(out->launcher, sizeof out->launcher, "%s", launcher->name);
-  G2Z__TRY(g2z__env_number(services, launcher->size, 1, G2Z__RANKS_MAX, 1, &out->world));
-  G2Z__TRY(g2z__env_number(services, launcher->rank, 0, out->world - 1, 0, &out->rank));
-  G2Z__TRY(g2z__env_number(services, launcher->local_size, 1, out->world, 0, &out->local_world));
-  G2Z__TRY(g2z__env_number(services, "SLURM_STEP_NUM_NODES", 1, INT_MAX / 2, 0, &nodes));
+  G2Z_TRY(g2z__env_number(services, launcher->size, 1, G2Z__RANKS_MAX, 1, &out->world));
+  G2Z_TRY(g2z__env_number(services, launcher->rank, 0, out->world - 1, 0, &out->rank));
+  G2Z_TRY(g2z__env_number(services, launcher->local_size, 1, out->world, 0, &out->local_world));
+  G2Z_TRY(g2z__env_number(services, "SLURM_STEP_NUM_NODES", 1, INT_MAX / 2, 0, &nodes));
   if (out->world == 1 || (slurm && nodes == 1)) out->local_world = out->world;
   int last = (out->local_world ? out->local_world : out->world) - 1;
-  G2Z__TRY(g2z__env_number(services, launcher->local_rank, 0, last, -1, &out->local_rank));
+  G2Z_TRY(g2z__env_number(services, launcher->local_rank, 0, last, -1, &out->local_rank));
   if (out->local_rank < 0) /* srun --mpi=pmi2 sets only Slurm's local rank */
-    G2Z__TRY(g2z__env_number(services, "SLURM_LOCALID", 0, last, -1, &out->local_rank));
+    G2Z_TRY(g2z__env_number(services, "SLURM_LOCALID", 0, last, -1, &out->local_rank));
   if (out->world == 1) out->local_rank = 0;
 
   /* The host of rank 0. If variables are set by hand without MASTER_ADDR, all ranks are on this
@@ -6813,9 +6808,9 @@ G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
   snprintf(out->secret, sizeof out->secret, "%s", secret ? secret : "");
   /* 20000: below the ports that systems give to outgoing connections. */
   const uint64_t hash = g2z__hash(G2Z__HASH, out->job, strlen(out->job));
-  G2Z__TRY(g2z__env_number(services, "MASTER_PORT", 1, 65535 - G2Z__RANKS_PORTS,
-                           20000 + (int)(hash % 9900), &out->port));
-  G2Z__TRY(g2z__env_number(services, "G2Z_RANKS_PARENT", 1, INT_MAX / 4, 0, &parent));
+  G2Z_TRY(g2z__env_number(services, "MASTER_PORT", 1, 65535 - G2Z__RANKS_PORTS,
+                          20000 + (int)(hash % 9900), &out->port));
+  G2Z_TRY(g2z__env_number(services, "G2Z_RANKS_PARENT", 1, INT_MAX / 4, 0, &parent));
   if (parent == (int)getppid()) snprintf(out->launcher, sizeof out->launcher, "ranks");
   return G2Z_OK;
 }
@@ -7022,7 +7017,7 @@ G2Z__PRIVATE g2z_status g2z__meet_zero(g2z_ranks *ranks) {
     if (error) snprintf(seen, sizeof seen, ": %s", gai_strerror(error));
     for (const struct addrinfo *at = ranks->addresses; at && !found; at = at->ai_next)
       for (int i = 0; i < G2Z__RANKS_PORTS && !found; i++)
-        G2Z__TRY(g2z__seek(ranks, at, place->port + i, until, seen, &found));
+        G2Z_TRY(g2z__seek(ranks, at, place->port + i, until, seen, &found));
     if (found || g2z__awake(&ranks->clock) > until) break;
     poll(NULL, 0, (int)(pause_s * 1000));
   }
@@ -7506,10 +7501,10 @@ G2Z__PRIVATE g2z_status g2z__ranks_meet(g2z_ranks *ranks) {
   if (place->port < 1 || place->port > 65535 - G2Z__RANKS_PORTS)
     G2Z_REFUSE(services, "port %d: must be from 1 to %d", place->port, 65535 - G2Z__RANKS_PORTS);
   int count = place->rank == 0 ? place->world : 2;
-  G2Z__TRY(G2Z__NEW(services, (size_t)place->world, &ranks->votes));
-  G2Z__TRY(G2Z__NEW(services, (size_t)count + 1 + G2Z__RANKS_CALLERS, &ranks->polls));
-  G2Z__TRY(G2Z__NEW(services, (size_t)count + 1 + G2Z__RANKS_CALLERS, &ranks->polled));
-  G2Z__TRY(G2Z__NEW(services, (size_t)count, &ranks->peers));
+  G2Z_TRY(G2Z_NEW(services, (size_t)place->world, &ranks->votes));
+  G2Z_TRY(G2Z_NEW(services, (size_t)count + 1 + G2Z__RANKS_CALLERS, &ranks->polls));
+  G2Z_TRY(G2Z_NEW(services, (size_t)count + 1 + G2Z__RANKS_CALLERS, &ranks->polled));
+  G2Z_TRY(G2Z_NEW(services, (size_t)count, &ranks->peers));
   ranks->peer_count = count;
   ranks->me = place->rank ? 1 : 0;
   for (int i = 0; i < count; i++) {
@@ -7545,7 +7540,7 @@ G2Z__PRIVATE g2z_status g2z__ranks_meet(g2z_ranks *ranks) {
   memcpy(hello->token, ranks->tokens[0], sizeof hello->token);
 
   g2z__clock_start(&ranks->clock, config->join_s / 4);
-  G2Z__TRY(place->rank == 0 ? g2z__meet_all(ranks) : g2z__meet_zero(ranks));
+  G2Z_TRY(place->rank == 0 ? g2z__meet_all(ranks) : g2z__meet_zero(ranks));
   ranks->began = g2z_seconds(); /* the same moment on all ranks */
   for (int i = 0; i < count; i++) {
     int one = ranks->peers[i].data.socket;
@@ -7598,7 +7593,7 @@ G2Z__PRIVATE g2z_status g2z__ranks_join(g2z_services *services, const g2z_ranks_
                                         g2z_ranks **out) {
   g2z_ranks *ranks;
   *out = NULL;
-  G2Z__TRY(G2Z__NEW(services, 1, &ranks));
+  G2Z_TRY(G2Z_NEW(services, 1, &ranks));
   ranks->services = services;
   ranks->config = *config;
   ranks->wake = ranks->meeting.listener.socket = -1;
@@ -7667,7 +7662,7 @@ G2Z_API int g2z_ranks_collectives(g2z_ranks *ranks, int64_t step) {
 G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *services,
                                           const char *path) {
   g2z_writer *writer;
-  G2Z__TRY(g2z_writer_create(services, path, &writer));
+  G2Z_TRY(g2z_writer_create(services, path, &writer));
   g2z_json_out out = {writer, 0, 0, 0};
   pthread_mutex_lock(&ranks->lock);
   const g2z__pulse self = ranks->self;
@@ -7747,7 +7742,7 @@ G2Z__PRIVATE g2z_status g2z__ranks_receive(g2z_ranks *ranks, int peer, void *byt
 G2Z__PRIVATE g2z_status g2z__ranks_put(g2z_ranks *ranks, int peer, g2z__kind kind, int64_t sequence,
                                        const void *bytes, size_t count) {
   g2z__heading head = {G2Z__MAGIC, (uint32_t)kind, sequence, count};
-  G2Z__TRY(g2z__ranks_send(ranks, peer, &head, sizeof head));
+  G2Z_TRY(g2z__ranks_send(ranks, peer, &head, sizeof head));
   return g2z__ranks_send(ranks, peer, bytes, count);
 }
 
@@ -7758,12 +7753,12 @@ G2Z__PRIVATE g2z_status g2z__ranks_take(g2z_ranks *ranks, int peer, g2z__kind ki
   g2z__heading head;
   char sentence[G2Z_ERROR_BYTES];
   memset(sentence, 0, sizeof sentence);
-  G2Z__TRY(g2z__ranks_receive(ranks, peer, &head, sizeof head));
+  G2Z_TRY(g2z__ranks_receive(ranks, peer, &head, sizeof head));
   int known = head.magic == G2Z__MAGIC && head.kind < G2Z__KIND_COUNT;
   if (known && head.kind == (uint32_t)kind && head.sequence == sequence && head.bytes == count)
     return g2z__ranks_receive(ranks, peer, bytes, count);
   if (known && head.kind == G2Z__REFUSAL && head.bytes == sizeof sentence)
-    G2Z__TRY(g2z__ranks_receive(ranks, peer, sentence, sizeof sentence - 1));
+    G2Z_TRY(g2z__ranks_receive(ranks, peer, sentence, sizeof sentence - 1));
   else
     snprintf(sentence, sizeof sentence,
              "rank %d is in %s %" PRId64 " with %" PRIu64 " bytes while rank %d is in %s %" PRId64
@@ -7772,7 +7767,7 @@ G2Z__PRIVATE g2z_status g2z__ranks_take(g2z_ranks *ranks, int peer, g2z__kind ki
              known ? g2z__kinds[head.kind].text : "an unknown call", head.sequence, head.bytes,
              ranks->config.place.rank, g2z__kinds[kind].text, sequence, count);
   for (int r = 1; ranks->me == 0 && r < ranks->peer_count; r++)
-    G2Z__TRY(g2z__ranks_put(ranks, r, G2Z__REFUSAL, 0, sentence, sizeof sentence));
+    G2Z_TRY(g2z__ranks_put(ranks, r, G2Z__REFUSAL, 0, sentence, sizeof sentence));
   return ranks->broken = g2z_fail(ranks->services, G2Z_BAD_ARGUMENT, "%s", sentence);
 }
 
@@ -7791,15 +7786,15 @@ G2Z__PRIVATE g2z_status g2z__ranks_call(g2z_ranks *ranks, g2z__kind kind, int ro
                     "the ranks are out of step since an earlier failure: leave, and join again");
   int64_t sequence = g2z__ranks_note(ranks, g2z__kinds[kind].text, -1, count);
   if (rank) {
-    G2Z__TRY(g2z__ranks_put(ranks, 0, kind, sequence, mine, root < 0 || rank == root ? count : 0));
+    G2Z_TRY(g2z__ranks_put(ranks, 0, kind, sequence, mine, root < 0 || rank == root ? count : 0));
     return g2z__ranks_take(ranks, 0, kind, sequence, all, whole);
   }
   for (int r = 1; r < world; r++) {
     char *part = (char *)all + (root < 0 ? (size_t)r * count : 0);
-    G2Z__TRY(g2z__ranks_take(ranks, r, kind, sequence, part, root < 0 || r == root ? count : 0));
+    G2Z_TRY(g2z__ranks_take(ranks, r, kind, sequence, part, root < 0 || r == root ? count : 0));
   }
   for (int r = 1; r < world; r++)
-    G2Z__TRY(g2z__ranks_put(ranks, r, kind, sequence, all, whole));
+    G2Z_TRY(g2z__ranks_put(ranks, r, kind, sequence, all, whole));
   return G2Z_OK;
 }
 
@@ -7824,11 +7819,11 @@ G2Z_API g2z_status g2z_ranks_agree(g2z_ranks *ranks, g2z_status mine) {
   if (mine != G2Z_OK)
     snprintf(sentence, sizeof sentence, "rank %d: %.740s", ranks->config.place.rank,
              ranks->services->error);
-  G2Z__TRY(g2z_ranks_all_gather(ranks, &status, sizeof status, ranks->votes));
+  G2Z_TRY(g2z_ranks_all_gather(ranks, &status, sizeof status, ranks->votes));
   while (first < world && ranks->votes[first] == G2Z_OK) first++;
   if (first == world) return G2Z_OK;
   status = ranks->votes[first];
-  G2Z__TRY(g2z__ranks_call(ranks, G2Z__BROADCAST, first, sentence, sentence, sizeof sentence));
+  G2Z_TRY(g2z__ranks_call(ranks, G2Z__BROADCAST, first, sentence, sentence, sizeof sentence));
   sentence[sizeof sentence - 1] = 0;
   return g2z_fail(ranks->services, status > 0 && status < G2Z_STATUS_COUNT ? (g2z_status)status
                                                                             : G2Z_LOST,
@@ -7851,10 +7846,10 @@ G2Z__PRIVATE g2z_status g2z__ranks_text(g2z_ranks *ranks, const char *text, char
   if (!text) text = "";
   uint64_t bytes = strlen(text) + 1;
   *copy = NULL;
-  G2Z__TRY(g2z_ranks_broadcast(ranks, &bytes, sizeof bytes));
-  g2z_status status = ranks->me ? G2Z__NEW(ranks->services, (size_t)bytes, copy) : G2Z_OK;
-  G2Z__TRY(g2z_ranks_agree(ranks, status));
-  G2Z__TRY(g2z_ranks_broadcast(ranks, *copy ? *copy : (char *)text, (size_t)bytes));
+  G2Z_TRY(g2z_ranks_broadcast(ranks, &bytes, sizeof bytes));
+  g2z_status status = ranks->me ? G2Z_NEW(ranks->services, (size_t)bytes, copy) : G2Z_OK;
+  G2Z_TRY(g2z_ranks_agree(ranks, status));
+  G2Z_TRY(g2z_ranks_broadcast(ranks, *copy ? *copy : (char *)text, (size_t)bytes));
   if (*copy) (*copy)[bytes - 1] = 0;
   return G2Z_OK;
 }
@@ -7901,7 +7896,7 @@ G2Z__PRIVATE g2z_status g2z__star_spread(g2z_comm *comm, char *buffer, size_t st
   if (comm->rank != 0)
     return g2z__ranks_receive(comm->ranks, 0, buffer + (size_t)comm->rank * stride, bytes);
   for (int peer = 1; peer < comm->world; peer++)
-    G2Z__TRY(g2z__ranks_send(comm->ranks, peer, buffer + (size_t)peer * stride, bytes));
+    G2Z_TRY(g2z__ranks_send(comm->ranks, peer, buffer + (size_t)peer * stride, bytes));
   return G2Z_OK;
 }
 
@@ -7911,11 +7906,11 @@ G2Z__PRIVATE g2z_status g2z__star_reduce(g2z_comm *comm, const g2z_call *c) {
   size_t slice = c->n / (size_t)comm->world;
   float *mine = sum + (size_t)comm->rank * slice;
   g2z__star_round(comm, sum, c->n);
-  if (comm->rank != 0) G2Z__TRY(g2z__ranks_send(comm->ranks, 0, sum, c->n * sizeof(float)));
+  if (comm->rank != 0) G2Z_TRY(g2z__ranks_send(comm->ranks, 0, sum, c->n * sizeof(float)));
   for (size_t at = 0; comm->rank == 0 && at < c->n; at += G2Z__CHUNK_FLOATS) {
     size_t count = c->n - at < G2Z__CHUNK_FLOATS ? c->n - at : G2Z__CHUNK_FLOATS;
     for (int peer = 1; peer < comm->world; peer++) {
-      G2Z__TRY(g2z__ranks_receive(comm->ranks, peer, comm->chunk, count * sizeof(float)));
+      G2Z_TRY(g2z__ranks_receive(comm->ranks, peer, comm->chunk, count * sizeof(float)));
       for (size_t i = 0; i < count; i++) sum[at + i] += comm->chunk[i];
     }
     g2z__star_round(comm, sum + at, count);
@@ -7923,7 +7918,7 @@ G2Z__PRIVATE g2z_status g2z__star_reduce(g2z_comm *comm, const g2z_call *c) {
   if (c->owner == G2Z_OWNER_ROOT) return G2Z_OK;
   if (c->owner == G2Z_OWNER_ALL)
     return g2z__star_spread(comm, (char *)sum, 0, c->n * sizeof(float));
-  G2Z__TRY(g2z__star_spread(comm, (char *)sum, slice * sizeof(float), slice * sizeof(float)));
+  G2Z_TRY(g2z__star_spread(comm, (char *)sum, slice * sizeof(float), slice * sizeof(float)));
   if (mine == c->to) return G2Z_OK;
   return comm->device->ops->grad_add(comm->device, c->to, mine, c->write, slice);
 }
@@ -7935,9 +7930,9 @@ G2Z__PRIVATE g2z_status g2z__star_rows(g2z_comm *comm, const g2z_call *c) {
   if (c->kind == G2Z_CALL_GATHER && c->owner == G2Z_OWNER_ROOT)
     return g2z__star_spread(comm, (char *)c->to, 0, c->n * sizeof(float));
   if (mine != c->from) memcpy(mine, c->from, bytes);
-  if (comm->rank != 0) G2Z__TRY(g2z__ranks_send(comm->ranks, 0, mine, bytes));
+  if (comm->rank != 0) G2Z_TRY(g2z__ranks_send(comm->ranks, 0, mine, bytes));
   for (int peer = 1; comm->rank == 0 && peer < comm->world; peer++)
-    G2Z__TRY(g2z__ranks_receive(comm->ranks, peer, (char *)c->to + (size_t)peer * bytes, bytes));
+    G2Z_TRY(g2z__ranks_receive(comm->ranks, peer, (char *)c->to + (size_t)peer * bytes, bytes));
   return g2z__star_spread(comm, (char *)c->to, 0, bytes * (size_t)comm->world);
 }
 
@@ -7954,14 +7949,14 @@ G2Z__PRIVATE g2z_status g2z__star_exchange(g2z_comm *comm, const g2z_call *c) {
     if (sender == receiver) {
       if (sender == comm->rank) memcpy(to, from, bytes);
     } else if (comm->rank == sender)
-      G2Z__TRY(g2z__ranks_send(comm->ranks, sender ? 0 : receiver, from, bytes));
+      G2Z_TRY(g2z__ranks_send(comm->ranks, sender ? 0 : receiver, from, bytes));
     else if (comm->rank == receiver)
-      G2Z__TRY(g2z__ranks_receive(comm->ranks, receiver ? 0 : sender, to, bytes));
+      G2Z_TRY(g2z__ranks_receive(comm->ranks, receiver ? 0 : sender, to, bytes));
     else if (comm->rank == 0)
       for (size_t at = 0, part; at < bytes; at += part) {
         part = bytes - at < room ? bytes - at : room;
-        G2Z__TRY(g2z__ranks_receive(comm->ranks, sender, comm->chunk, part));
-        G2Z__TRY(g2z__ranks_send(comm->ranks, receiver, comm->chunk, part));
+        G2Z_TRY(g2z__ranks_receive(comm->ranks, sender, comm->chunk, part));
+        G2Z_TRY(g2z__ranks_send(comm->ranks, receiver, comm->chunk, part));
       }
   }
   return G2Z_OK;
@@ -8030,8 +8025,8 @@ static const g2z_collectives g2z__plain = {
  * of one all calls are work of the device, and the step is one graph. */
 G2Z__PRIVATE g2z_status g2z__record_add(g2z_comm *comm, const g2z_call *call) {
   g2z__record *record = comm->record;
-  G2Z__TRY(G2Z__GROW(comm->services, &record->calls, &record->capacity, record->count,
-                     record->count + 1));
+  G2Z_TRY(G2Z_GROW(comm->services, &record->calls, &record->capacity, record->count,
+                   record->count + 1));
   record->calls[record->count++] = *call;
   return G2Z_OK;
 }
@@ -8040,7 +8035,7 @@ G2Z__PRIVATE g2z_status g2z__record_add(g2z_comm *comm, const g2z_call *call) {
 G2Z__PRIVATE g2z_status g2z__record_cut(g2z_comm *comm) {
   g2z__record *record = comm->record;
   g2z_call graph = g2z_call_of(G2Z_CALL_GRAPH, NULL, NULL, 0);
-  G2Z__TRY(comm->device->ops->graph_end(comm->device, &graph.graph));
+  G2Z_TRY(comm->device->ops->graph_end(comm->device, &graph.graph));
   size_t at = record->meanwhile, later = record->count - at;
   if (graph.graph) {
     g2z_status status = g2z__record_add(comm, &graph);
@@ -8068,7 +8063,7 @@ G2Z_API g2z_call g2z_call_of(g2z_call_kind kind, void *to, const void *from, siz
 G2Z_API g2z_status g2z_comm_submit(g2z_comm *comm, const g2z_call *call) {
   g2z_call now = *call;
   if (now.kind == G2Z_CALL_AFTER && comm->ops->depart)
-    G2Z__TRY(comm->ops->depart(comm, &now.place));
+    G2Z_TRY(comm->ops->depart(comm, &now.place));
   if (!comm->record || comm->world == 1) return comm->ops->play(comm, &now);
   if (now.kind != G2Z_CALL_WAIT) return g2z__record_add(comm, &now);
   /* A WAIT ends the graph and begins the next, even after a failure: the caller ends that one. */
@@ -8101,7 +8096,7 @@ G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device,
                                    const g2z_comm_config *config, g2z_comm **out) {
   g2z_comm *comm;
   *out = NULL;
-  G2Z__TRY(G2Z__NEW(device->services, 1, &comm));
+  G2Z_TRY(G2Z_NEW(device->services, 1, &comm));
   comm->services = device->services;
   comm->ranks = ranks;
   comm->device = device;
@@ -8117,7 +8112,7 @@ G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device,
     comm->ops = &g2z__plain;
     comm->gather = comm->reduce = G2Z_TRANSPORT_NCCL; /* no copy engines */
     if (comm->rank == 0 && comm->world > 1)
-      status = G2Z__NEW(comm->services, G2Z__CHUNK_FLOATS, &comm->chunk);
+      status = G2Z_NEW(comm->services, G2Z__CHUNK_FLOATS, &comm->chunk);
   }
   if (status != G2Z_OK) g2z_comm_free(comm);
   else *out = comm;
@@ -8147,8 +8142,8 @@ G2Z_API g2z_status g2z_comm_copy_rate(g2z_comm *comm, size_t bytes, double *byte
     status = g2z_fail(comm->services, G2Z_BAD_ARGUMENT, "a copy of no bytes has no rate");
   else if (comm->rank == 0 && cuda) status = g2z__cuda_copy_seconds(comm, bytes, &seconds);
   else if (comm->rank == 0) {
-    status = G2Z__NEW(comm->services, bytes, &from);
-    if (status == G2Z_OK) status = G2Z__NEW(comm->services, bytes, &to);
+    status = G2Z_NEW(comm->services, bytes, &from);
+    if (status == G2Z_OK) status = G2Z_NEW(comm->services, bytes, &to);
   }
   for (int i = 0; i < G2Z__COPIES && to && status == G2Z_OK; i++) {
     memset(from, i, bytes); /* the compiler must not drop a copy */
@@ -8161,8 +8156,8 @@ G2Z_API g2z_status g2z_comm_copy_rate(g2z_comm *comm, size_t bytes, double *byte
   }
   g2z_release(comm->services, to);
   g2z_release(comm->services, from);
-  G2Z__TRY(g2z_ranks_agree(comm->ranks, status));
-  G2Z__TRY(g2z_ranks_broadcast(comm->ranks, &seconds, sizeof seconds));
+  G2Z_TRY(g2z_ranks_agree(comm->ranks, status));
+  G2Z_TRY(g2z_ranks_broadcast(comm->ranks, &seconds, sizeof seconds));
   *bytes_per_s = (double)bytes / seconds;
   return G2Z_OK;
 }
@@ -8318,12 +8313,12 @@ G2Z__PRIVATE g2z_status g2z__safetensors_add(g2z__safetensors *set, const char *
   g2z_json_text key;
   uint64_t length = 0, end = 0;
   g2z__tensor_file *part;
-  G2Z__TRY(g2z_allocate(services, 1, sizeof *part + path_bytes, &part));
+  G2Z_TRY(g2z_allocate(services, 1, sizeof *part + path_bytes, &part));
   part->path = (char *)(part + 1);
   memcpy(part->path, path, path_bytes);
   part->next = set->parts;
   set->parts = part;
-  G2Z__TRY(g2z__open_read(services, path, &part->file));
+  G2Z_TRY(g2z__open_read(services, path, &part->file));
   int64_t got = fstat(part->file, &info) == 0 ? g2z__pread(part->file, &length, 8, 0) : -1;
   if (got < 0) return g2z_fail_file(services, errno, "read", path);
   const uint64_t bytes = (uint64_t)info.st_size, data = bytes - 8 - length;
@@ -8340,8 +8335,8 @@ G2Z__PRIVATE g2z_status g2z__safetensors_add(g2z__safetensors *set, const char *
                     "%s promises a header of %" PRIu64 " bytes but has %" PRIu64 " bytes in all: "
                     "it was cut, or it is not a safetensors file", path, length, bytes);
   }
-  G2Z__TRY(G2Z__NEW(services, (size_t)length, &part->header));
-  G2Z__TRY(g2z__read_at(services, part->file, path, part->header, (size_t)length, 8));
+  G2Z_TRY(G2Z_NEW(services, (size_t)length, &part->header));
+  G2Z_TRY(g2z__read_at(services, part->file, path, part->header, (size_t)length, 8));
 
   /* The header lists the tensors. */
   const unsigned char *at = (const unsigned char *)part->header, *header_end = at + length;
@@ -8358,7 +8353,7 @@ G2Z__PRIVATE g2z_status g2z__safetensors_add(g2z__safetensors *set, const char *
         while (g2z_json_next(&json, '}', &key)) g2z_json_string(&json);
       continue;
     }
-    G2Z__TRY(G2Z__GROW(services, &set->tensors, &set->capacity, set->count, set->count + 1));
+    G2Z_TRY(G2Z_GROW(services, &set->tensors, &set->capacity, set->count, set->count + 1));
     g2z__safetensor *tensor = &set->tensors[set->count++];
     memset(tensor, 0, sizeof *tensor);
     tensor->in = part;
@@ -8369,10 +8364,10 @@ G2Z__PRIVATE g2z_status g2z__safetensors_add(g2z__safetensors *set, const char *
     if (strlen(name) != name_bytes) g2z_json_fail(&json, "a tensor's name contains a NUL");
     g2z__tensor_parse(&json, tensor);
   }
-  G2Z__TRY(g2z_json_close(&json));
+  G2Z_TRY(g2z_json_close(&json));
 
   /* They must tile the bytes after the header without gaps or overlaps. */
-  G2Z__TRY(g2z__safetensors_sort(set, first)); /* first finds names that come twice */
+  G2Z_TRY(g2z__safetensors_sort(set, first)); /* first finds names that come twice */
   if (set->count > first)
     qsort(set->tensors + first, set->count - first, sizeof *set->tensors, g2z__tensor_by_begin);
   for (size_t i = first; i < set->count && end <= data; i++) {
@@ -8417,7 +8412,7 @@ G2Z__PRIVATE g2z_status g2z__safetensors_add_index(g2z__safetensors *set, const 
       if (!part) json.status = g2z__safetensors_add(set, path);
     }
   }
-  G2Z__TRY(g2z_json_close(&json));
+  G2Z_TRY(g2z_json_close(&json));
   if (set->count) return G2Z_OK;
   return g2z_fail(set->services, G2Z_FORMAT, "%s has no weight_map that names files of tensors: "
                   "copy the model again", set->path);
@@ -8444,7 +8439,7 @@ G2Z__PRIVATE g2z_status g2z__safetensors_open(g2z_services *services, const char
   size_t bytes;
   g2z_status status;
   *out = NULL;
-  G2Z__TRY(g2z_allocate(services, 1, sizeof *set + length + 1, &set));
+  G2Z_TRY(g2z_allocate(services, 1, sizeof *set + length + 1, &set));
   set->services = services;
   set->path = (char *)(set + 1);
   memcpy(set->path, path, length + 1);
@@ -8485,8 +8480,8 @@ G2Z__PRIVATE g2z_status g2z__safetensors_read(g2z__safetensors *set, int index, 
                     g2z__tensor_types[tensor->type].name);
   for (size_t done = 0, n; done < count; done += n) {
     n = count - done < sizeof raw / size ? count - done : sizeof raw / size;
-    G2Z__TRY(g2z__read_at(set->services, tensor->in->file, path, raw, n * size,
-                          tensor->begin + (first + done) * size));
+    G2Z_TRY(g2z__read_at(set->services, tensor->in->file, path, raw, n * size,
+                         tensor->begin + (first + done) * size));
     if (tensor->type == G2Z__F32) memcpy(out + done, raw, n * size);
     for (size_t i = 0; i < n && tensor->type != G2Z__F32; i++) {
       double wide;
@@ -8514,7 +8509,7 @@ G2Z__PRIVATE g2z_status g2z__safetensors_create(g2z_services *services, const ch
   uint64_t length = 0, offset = 0;
   g2z_writer *writer;
   *out = NULL;
-  G2Z__TRY(g2z_writer_create(services, path, &writer));
+  G2Z_TRY(g2z_writer_create(services, path, &writer));
   g2z_writer_put(writer, &length, sizeof length);
   /* transformers refuses a file without this format */
   g2z_writer_printf(writer, "{\"__metadata__\": {\"format\": \"pt\"}");
@@ -8555,9 +8550,9 @@ G2Z__PRIVATE g2z_status g2z__weights_list(g2z_services *services, const g2z_mode
   const size_t name_bytes = 64;
   const int layers = model->layers;
   *count = 0;
-  G2Z__TRY(g2z__model_config_check(services, model));
+  G2Z_TRY(g2z__model_config_check(services, model));
   const size_t most = (size_t)(layers + 1) * G2Z_PARAM_COUNT;
-  G2Z__TRY(g2z_allocate(services, most, sizeof **list + name_bytes, list));
+  G2Z_TRY(g2z_allocate(services, most, sizeof **list + name_bytes, list));
   for (int u = 0; u < layers + 3; u++) {
     const g2z_unit_kind kind = u == 0 ? G2Z_UNIT_LNF : u <= layers ? G2Z_UNIT_BLOCK
                              : u == layers + 1 ? G2Z_UNIT_WPE : G2Z_UNIT_WTE;
@@ -8584,7 +8579,7 @@ G2Z__PRIVATE g2z_status g2z__weights_create(g2z_services *services, const char *
   g2z__safetensor *list;
   size_t count;
   *out = NULL;
-  G2Z__TRY(g2z__weights_list(services, model, &list, &count));
+  G2Z_TRY(g2z__weights_list(services, model, &list, &count));
   const g2z_status status = g2z__safetensors_create(services, path, list, count, out);
   g2z_release(services, list);
   return status;
@@ -8699,7 +8694,7 @@ G2Z__PRIVATE g2z_status g2z__config_parse(g2z_services *services, const char *pa
         g2z_json_fail(&json, "layer_norm_epsilon is %g, but this kit computes GPT-2's 1e-05", eps);
     } else g2z_json_skip(&json);
   }
-  G2Z__TRY(g2z_json_close(&json));
+  G2Z_TRY(g2z_json_close(&json));
   for (size_t i = 0; i < G2Z_COUNT(g2z__config_sizes); i++)
     if (*g2z__config_size(model, i) == 0)
       return g2z_fail(services, G2Z_FORMAT, "%s has no %s, or 0: it is not the config of a GPT-2",
@@ -8720,7 +8715,7 @@ G2Z_API g2z_status g2z_weights_config(g2z_services *services, const char *direct
   memset(&model, 0, sizeof model);
   model.eot = G2Z__EOT; /* GPT2Config's default if absent */
   if (!*directory) return g2z_fail_file(services, ENOENT, "open the directory", directory);
-  G2Z__TRY(g2z_read_file(services, path.text, 1 << 20, &text, &bytes));
+  G2Z_TRY(g2z_read_file(services, path.text, 1 << 20, &text, &bytes));
   const g2z_status status = g2z__config_parse(services, path.text, text, bytes, &model);
   g2z_release(services, text);
   if (status == G2Z_OK) *out = model;
@@ -8787,9 +8782,9 @@ G2Z__PRIVATE g2z_status g2z__weights_match(g2z__safetensors *set, int layers,
                       "layers=%d needs (its first is \"%.60s\"): take the config.json that belongs "
                       "to it, or save it as GPT2LMHeadModel", set->path, name, layers,
                       set->count ? set->tensors[0].name : "");
-    G2Z__TRY(g2z__weights_use(set, index, &list[i]));
+    G2Z_TRY(g2z__weights_use(set, index, &list[i]));
   }
-  if (head >= 0) G2Z__TRY(g2z__weights_use(set, head, &list[count - 1])); /* wte */
+  if (head >= 0) G2Z_TRY(g2z__weights_use(set, head, &list[count - 1])); /* wte */
   for (size_t i = 0; i < set->count; i++) {
     /* Hugging Face also stores two mask buffers, h.N.attn.bias and h.N.attn.masked_bias. */
     const char *name = set->tensors[i].name;
@@ -8821,9 +8816,9 @@ G2Z__PRIVATE g2z_status g2z__weights_pass(g2z__safetensors *set, const g2z__safe
     const int index = g2z__weights_find(set, list[i].name);
     for (size_t at = 0, n; at < list[i].elements; at += n, canonical += n) {
       n = list[i].elements - at < G2Z__WEIGHTS_CHUNK ? list[i].elements - at : G2Z__WEIGHTS_CHUNK;
-      G2Z__TRY(g2z__safetensors_read(set, index, at, n, chunk));
+      G2Z_TRY(g2z__safetensors_read(set, index, at, n, chunk));
       if (i == count - 1 && head >= 0) { /* wte is GPT-2's head: a file may have both, if equal */
-        G2Z__TRY(g2z__safetensors_read(set, head, at, n, chunk + n));
+        G2Z_TRY(g2z__safetensors_read(set, head, at, n, chunk + n));
         if (memcmp(chunk, chunk + n, n * sizeof(float)) != 0)
           return g2z_fail(set->services, G2Z_UNSUPPORTED, "%s: lm_head.weight differs from "
                           "wte.weight, but this kit ties them: save the model with "
@@ -8835,7 +8830,7 @@ G2Z__PRIVATE g2z_status g2z__weights_pass(g2z__safetensors *set, const g2z__safe
                           "fp32, not a finite number: use weights that were saved before training "
                           "diverged, or copy the file again", set->path, at + k,
                           set->tensors[index].name, g2z__nan_unsigned((double)chunk[k]));
-      G2Z__TRY(take(user, canonical, n, chunk));
+      G2Z_TRY(take(user, canonical, n, chunk));
     }
   }
   return G2Z_OK;
@@ -8849,10 +8844,10 @@ G2Z__PRIVATE g2z_status g2z__weights_open(g2z_services *services, const char *di
   *out = NULL;
   for (int i = 0; i < 2; i++) {
     const g2z__file_path path = g2z__join(directory, names[i]);
-    G2Z__TRY(g2z_is_there(services, path.text, &there));
+    G2Z_TRY(g2z_is_there(services, path.text, &there));
     if (there) return g2z__safetensors_open(services, path.text, out);
   }
-  G2Z__TRY(g2z_is_there(services, g2z__join(directory, "pytorch_model.bin").text, &there));
+  G2Z_TRY(g2z_is_there(services, g2z__join(directory, "pytorch_model.bin").text, &there));
   if (there)
     return g2z_fail(services, G2Z_UNSUPPORTED, "the weights in %s are a pickle, pytorch_model.bin: "
                     "save them as model.safetensors, with save_pretrained(..., "
@@ -8869,10 +8864,10 @@ G2Z__PRIVATE g2z_status g2z__weights_read(g2z_services *services, const char *di
   g2z__safetensor *list = NULL;
   float *chunk = NULL;
   size_t count;
-  G2Z__TRY(g2z__weights_open(services, directory, &set));
+  G2Z_TRY(g2z__weights_open(services, directory, &set));
   g2z_status status = g2z__weights_list(services, model, &list, &count);
   if (status == G2Z_OK) status = g2z__weights_match(set, model->layers, list, count);
-  if (status == G2Z_OK) status = G2Z__NEW(services, 2 * G2Z__WEIGHTS_CHUNK, &chunk);
+  if (status == G2Z_OK) status = G2Z_NEW(services, 2 * G2Z__WEIGHTS_CHUNK, &chunk);
   if (status == G2Z_OK) status = g2z__weights_pass(set, list, count, chunk, take, user);
   g2z_release(services, chunk);
   g2z_release(services, list);
@@ -8913,14 +8908,14 @@ G2Z_API g2z_status g2z_context_create(const g2z_context_config *config, g2z_cont
   g2z_services *services = config->services;
   g2z_ranks_config ranks = config->ranks;
   char device[64] = "";
-  if (ranks.place.world == 0) G2Z__TRY(g2z_place_find(services, &ranks.place));
+  if (ranks.place.world == 0) G2Z_TRY(g2z_place_find(services, &ranks.place));
   /* A single rank keeps the GPU that the program has selected. */
   if (config->device == G2Z_DEVICE_CUDA && ranks.place.world > 1)
-    G2Z__TRY(g2z__cuda_select(services, ranks.place.local_rank, device));
+    G2Z_TRY(g2z__cuda_select(services, ranks.place.local_rank, device));
   ranks.device = device;
   ranks.build = G2Z__BUILD;
   g2z_context *context;
-  G2Z__TRY(G2Z__NEW(services, 1, &context));
+  G2Z_TRY(G2Z_NEW(services, 1, &context));
   context->services = services;
   context->device = config->device;
   context->rank = ranks.place.rank;
@@ -9031,20 +9026,20 @@ G2Z__PRIVATE g2z_status g2z__block_activations(const g2z_model *model, const g2z
   qkv = (char *)qkv +
         (size_t)pass->sequence * (size_t)pass->window * 3 * (size_t)C * model->plan->dtype_bytes;
 
-  G2Z__TRY(op->layernorm_fwd(dev, G2Z__A(LN1), narrow.ln1, G2Z__F(LN1_MEAN), G2Z__F(LN1_RSTD), res,
-                             G2Z__W(LN1W), G2Z__W(LN1B), N, C));
-  G2Z__TRY(op->linear_fwd(dev, pass->positions ? next : qkv, NULL, NULL, G2Z__A(LN1), narrow.ln1,
-                          G2Z__W(QKVW), G2Z__W(QKVB), NULL, NULL, N, C, 3 * C));
+  G2Z_TRY(op->layernorm_fwd(dev, G2Z__A(LN1), narrow.ln1, G2Z__F(LN1_MEAN), G2Z__F(LN1_RSTD), res,
+                            G2Z__W(LN1W), G2Z__W(LN1B), N, C));
+  G2Z_TRY(op->linear_fwd(dev, pass->positions ? next : qkv, NULL, NULL, G2Z__A(LN1), narrow.ln1,
+                         G2Z__W(QKVW), G2Z__W(QKVB), NULL, NULL, N, C, 3 * C));
   if (pass->positions)
-    G2Z__TRY(op->attention_next(dev, G2Z__A(ATT), qkv, next, pass->positions, pass->B,
-                                pass->window, C, NH));
+    G2Z_TRY(op->attention_next(dev, G2Z__A(ATT), qkv, next, pass->positions, pass->B,
+                               pass->window, C, NH));
   else
-    G2Z__TRY(op->attention_fwd(dev, G2Z__A(ATT), narrow.att, G2Z__F(LSE), qkv, &drop_att, pass->B,
-                               pass->T, C, NH));
-  G2Z__TRY(op->linear_fwd(dev, G2Z__A(RES2), NULL, NULL, G2Z__A(ATT), narrow.att,
-                          G2Z__W(ATTPROJW), G2Z__W(ATTPROJB), res, &drop_attproj, N, C, C));
-  G2Z__TRY(op->layernorm_fwd(dev, G2Z__A(LN2), narrow.ln2, G2Z__F(LN2_MEAN), G2Z__F(LN2_RSTD),
-                             G2Z__A(RES2), G2Z__W(LN2W), G2Z__W(LN2B), N, C));
+    G2Z_TRY(op->attention_fwd(dev, G2Z__A(ATT), narrow.att, G2Z__F(LSE), qkv, &drop_att, pass->B,
+                              pass->T, C, NH));
+  G2Z_TRY(op->linear_fwd(dev, G2Z__A(RES2), NULL, NULL, G2Z__A(ATT), narrow.att,
+                         G2Z__W(ATTPROJW), G2Z__W(ATTPROJB), res, &drop_attproj, N, C, C));
+  G2Z_TRY(op->layernorm_fwd(dev, G2Z__A(LN2), narrow.ln2, G2Z__F(LN2_MEAN), G2Z__F(LN2_RSTD),
+                            G2Z__A(RES2), G2Z__W(LN2W), G2Z__W(LN2B), N, C));
   return op->linear_fwd(dev, G2Z__A(FC), narrow.fc, G2Z__A(FCSLOPE), G2Z__A(LN2), narrow.ln2,
                         G2Z__W(FCW), G2Z__W(FCB), NULL, NULL, N, C, 4 * C);
 }
@@ -9069,7 +9064,7 @@ G2Z__PRIVATE g2z_status g2z__unit_forward(const g2z_model *model, const g2z__pas
     case G2Z_UNIT_BLOCK:
       layer = L - unit;
       dropout = g2z__dropout_at(pass, layer, G2Z__SITE_FCPROJ);
-      G2Z__TRY(g2z__block_activations(model, pass, layer));
+      G2Z_TRY(g2z__block_activations(model, pass, layer));
       return dev->ops->linear_fwd(dev, G2Z__A(RES3), NULL, NULL, G2Z__A(FC),
                                   g2z__narrow_of(model, pass, layer).fc, G2Z__W(FCPROJW),
                                   G2Z__W(FCPROJB), G2Z__A(RES2), &dropout, pass->B * pass->T,
@@ -9140,32 +9135,32 @@ G2Z__PRIVATE g2z_status g2z__unit_backward(const g2z_model *model, const g2z__pa
   /* The same inputs, dropout and algorithms give the same bits. The last block needs no recompute:
    * no other block has overwritten its activations. */
   if (plan->recompute == G2Z_RECOMPUTE_BLOCK && layer < plan->model.layers - 1)
-    G2Z__TRY(g2z__block_activations(model, pass, layer));
+    G2Z_TRY(g2z__block_activations(model, pass, layer));
   const int columns = narrow.dres != NULL; /* else narrow.gradient overwrites FC */
   if (!columns)
-    G2Z__TRY(op->linear_bwd_weight(dev, G2Z__G(FCPROJW), G2Z__A(FC), dproj, NULL, mode, N, 4 * C,
-                                   C));
-  G2Z__TRY(op->linear_bwd_data(dev, dfc, G2Z__G(FCB), dproj, G2Z__W(FCPROJW), G2Z__A(FCSLOPE),
-                               columns ? narrow.dres : narrow.gradient, mode, N, 4 * C, C));
+    G2Z_TRY(op->linear_bwd_weight(dev, G2Z__G(FCPROJW), G2Z__A(FC), dproj, NULL, mode, N, 4 * C,
+                                  C));
+  G2Z_TRY(op->linear_bwd_data(dev, dfc, G2Z__G(FCB), dproj, G2Z__W(FCPROJW), G2Z__A(FCSLOPE),
+                              columns ? narrow.dres : narrow.gradient, mode, N, 4 * C, C));
   if (columns)
-    G2Z__TRY(op->linear_bwd_weight(dev, G2Z__G(FCPROJW), G2Z__A(FC), dproj, narrow.dres, mode, N,
-                                   4 * C, C));
-  G2Z__TRY(op->linear_bwd_weight(dev, G2Z__G(FCW), G2Z__A(LN2), dfc, columns ? dfc : NULL, mode, N,
-                                 C, 4 * C));
-  G2Z__TRY(op->linear_bwd_data(dev, dln2, NULL, dfc, G2Z__W(FCW), NULL,
-                               columns ? dfc : narrow.gradient, mode, N, C, 4 * C));
-  G2Z__TRY(op->layernorm_bwd(dev, dres, dropped, G2Z__G(LN2W), G2Z__G(LN2B), G2Z__G(ATTPROJB), dln2,
-                             G2Z__A(RES2), G2Z__W(LN2W), G2Z__F(LN2_MEAN), G2Z__F(LN2_RSTD),
-                             G2Z_ACCUMULATE, mode, &drop_attproj, N, C));
+    G2Z_TRY(op->linear_bwd_weight(dev, G2Z__G(FCPROJW), G2Z__A(FC), dproj, narrow.dres, mode, N,
+                                  4 * C, C));
+  G2Z_TRY(op->linear_bwd_weight(dev, G2Z__G(FCW), G2Z__A(LN2), dfc, columns ? dfc : NULL, mode, N,
+                                C, 4 * C));
+  G2Z_TRY(op->linear_bwd_data(dev, dln2, NULL, dfc, G2Z__W(FCW), NULL,
+                              columns ? dfc : narrow.gradient, mode, N, C, 4 * C));
+  G2Z_TRY(op->layernorm_bwd(dev, dres, dropped, G2Z__G(LN2W), G2Z__G(LN2B), G2Z__G(ATTPROJB), dln2,
+                            G2Z__A(RES2), G2Z__W(LN2W), G2Z__F(LN2_MEAN), G2Z__F(LN2_RSTD),
+                            G2Z_ACCUMULATE, mode, &drop_attproj, N, C));
   const void *dattproj = g2z__dropped(model, pass);
-  G2Z__TRY(op->linear_bwd_weight(dev, G2Z__G(ATTPROJW), G2Z__A(ATT), dattproj, NULL, mode, N, C,
-                                 C));
-  G2Z__TRY(op->linear_bwd_data(dev, datt, NULL, dattproj, G2Z__W(ATTPROJW), NULL, NULL, mode, N, C,
-                               C));
-  G2Z__TRY(op->attention_bwd(dev, dqkv, narrow.gradient, G2Z__G(QKVB), datt, G2Z__A(ATT),
-                             G2Z__F(LSE), G2Z__A(QKV), mode, &drop_att, pass->B, pass->T, C, NH));
-  G2Z__TRY(op->linear_bwd_weight(dev, G2Z__G(QKVW), G2Z__A(LN1), dqkv,
-                                 columns ? narrow.gradient : NULL, mode, N, C, 3 * C));
+  G2Z_TRY(op->linear_bwd_weight(dev, G2Z__G(ATTPROJW), G2Z__A(ATT), dattproj, NULL, mode, N, C,
+                                C));
+  G2Z_TRY(op->linear_bwd_data(dev, datt, NULL, dattproj, G2Z__W(ATTPROJW), NULL, NULL, mode, N, C,
+                              C));
+  G2Z_TRY(op->attention_bwd(dev, dqkv, narrow.gradient, G2Z__G(QKVB), datt, G2Z__A(ATT),
+                            G2Z__F(LSE), G2Z__A(QKV), mode, &drop_att, pass->B, pass->T, C, NH));
+  G2Z_TRY(op->linear_bwd_weight(dev, G2Z__G(QKVW), G2Z__A(LN1), dqkv,
+                                columns ? narrow.gradient : NULL, mode, N, C, 3 * C));
   return op->linear_bwd_data(dev, dln1, NULL, dqkv, G2Z__W(QKVW), NULL, narrow.gradient, mode, N, C,
                              3 * C);
 }
@@ -9222,9 +9217,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_hold(g2z_trainer *t, g2z__where where, size
   const g2z_ops *ops = t->device->ops;
   void *memory = NULL;
   G2Z_ASSERT(t->held_count < G2Z__HELD_MAX);
-  G2Z__TRY(where == G2Z__DEVICE ? ops->allocate(t->device, bytes, &memory)
-           : where == G2Z__HOST ? ops->allocate_host(t->device, bytes, &memory)
-                                : t->comm->ops->allocate(t->comm, bytes, &memory));
+  G2Z_TRY(where == G2Z__DEVICE ? ops->allocate(t->device, bytes, &memory)
+          : where == G2Z__HOST ? ops->allocate_host(t->device, bytes, &memory)
+                               : t->comm->ops->allocate(t->comm, bytes, &memory));
   t->held[t->held_count].where = where;
   t->held[t->held_count++].memory = memory;
   memcpy(pointer, &memory, sizeof memory);
@@ -9260,7 +9255,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
       {&t->ballot[1], sizeof t->voted, G2Z__HOST}};
   for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
     if (wanted[i].pointer)
-      G2Z__TRY(g2z__trainer_hold(t, wanted[i].where, wanted[i].bytes, wanted[i].pointer));
+      G2Z_TRY(g2z__trainer_hold(t, wanted[i].where, wanted[i].bytes, wanted[i].pointer));
   model->targets = model->tokens + tokens;
   if (!plan->by_unit) t->sums = model->grads;
   if (!own_dwte) model->dwte = g2z__grad(model, plan->wte, G2Z_WTE);
@@ -9268,8 +9263,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
   t->verdict.owners = plan->zero_stage == 0 ? 1 : plan->world; /* in strategy dp: rank 0 */
   /* Tables in host memory: scratch for g2z__square, and this rank's parts of wte. */
   const g2z_unit *wte = &plan->unit[plan->wte];
-  G2Z__TRY(G2Z__NEW(t->services, (size_t)plan->buckets, &t->pieces));
-  G2Z__TRY(G2Z__NEW(t->services, (size_t)plan->buckets, &t->row_parts));
+  G2Z_TRY(G2Z_NEW(t->services, (size_t)plan->buckets, &t->pieces));
+  G2Z_TRY(G2Z_NEW(t->services, (size_t)plan->buckets, &t->row_parts));
   for (int k = wte->bucket; k < plan->buckets; k++) {
     const g2z_bucket *b = &plan->bucket[k];
     g2z_row_part part = {b->own_begin - wte->begin, b->own_elements, b->sum_at};
@@ -9320,18 +9315,18 @@ G2Z__PRIVATE float *g2z__trainer_shard(const g2z_trainer *t, g2z_buffer buffer,
 G2Z_API g2z_status g2z_trainer_write(g2z_trainer *t, g2z_buffer buffer, size_t canonical,
                                      size_t count, const float *values) {
   g2z_device *dev = t->device;
-  G2Z__TRY(g2z__check_canonical(t, canonical, count));
+  G2Z_TRY(g2z__check_canonical(t, canonical, count));
   if (buffer == G2Z_BUFFER_GRADS)
     G2Z_REFUSE(t->services, "gradients belong to the step: they are read, not written");
   g2z_update_range part;
   for (size_t next = 0; g2z__owned_next(t->plan, canonical, count, &next, &part);) {
     float *to = g2z__trainer_shard(t, buffer, &part);
     if (!to) continue;
-    G2Z__TRY(dev->ops->upload(dev, to, values + (part.canonical - canonical),
-                              part.elements * sizeof(float)));
+    G2Z_TRY(dev->ops->upload(dev, to, values + (part.canonical - canonical),
+                             part.elements * sizeof(float)));
     if (buffer == G2Z_BUFFER_MASTER)
-      G2Z__TRY(dev->ops->cast_act(dev, g2z__params_at(&t->model, part.own_param_at), to,
-                                  part.elements));
+      G2Z_TRY(dev->ops->cast_act(dev, g2z__params_at(&t->model, part.own_param_at), to,
+                                 part.elements));
   }
   t->stale = 1;
   t->buffered[0] = t->buffered[1] = 0;
@@ -9341,21 +9336,21 @@ G2Z_API g2z_status g2z_trainer_write(g2z_trainer *t, g2z_buffer buffer, size_t c
 G2Z_API g2z_status g2z_trainer_read(g2z_trainer *t, g2z_buffer buffer, size_t canonical,
                                     size_t count, float *out) {
   g2z_device *dev = t->device;
-  G2Z__TRY(g2z__check_canonical(t, canonical, count));
+  G2Z_TRY(g2z__check_canonical(t, canonical, count));
   g2z_update_range part;
   for (size_t next = 0; g2z__owned_next(t->plan, canonical, count, &next, &part);) {
     float *to = out + (part.canonical - canonical);
     if (buffer != G2Z_BUFFER_GRADS) {
       const float *from = g2z__trainer_shard(t, buffer, &part);
-      if (from) G2Z__TRY(dev->ops->download(dev, to, from, part.elements * sizeof(float)));
+      if (from) G2Z_TRY(dev->ops->download(dev, to, from, part.elements * sizeof(float)));
       else memset(to, 0, part.elements * sizeof(float));
       continue;
     }
     /* Gradients of 2 bytes are copied to the end of `to` and widened in place. */
     const size_t size = t->plan->grad_bytes;
     char *raw = (char *)to + part.elements * (sizeof(float) - size);
-    G2Z__TRY(dev->ops->download(dev, raw, g2z__sums_at(t, part.sum_at), part.elements * size));
-    G2Z__TRY(dev->ops->synchronize(dev));
+    G2Z_TRY(dev->ops->download(dev, raw, g2z__sums_at(t, part.sum_at), part.elements * size));
+    G2Z_TRY(dev->ops->synchronize(dev));
     for (size_t i = 0; i < part.elements && size < sizeof(float); i++) {
       uint16_t bits;
       memcpy(&bits, raw + i * size, sizeof bits);
@@ -9375,7 +9370,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_init(g2z_trainer *t) {
   const size_t limit = 1 << 16;
   size_t canonical = 0;
   float *chunk;
-  G2Z__TRY(G2Z__NEW(t->services, limit, &chunk));
+  G2Z_TRY(G2Z_NEW(t->services, limit, &chunk));
   g2z_status status = G2Z_OK;
   for (int i = 0; i < t->plan->units * G2Z_PARAM_COUNT; i++) {
     const g2z_param_info info = g2z__param_describe(model, (g2z_param)(i % G2Z_PARAM_COUNT));
@@ -9437,19 +9432,19 @@ G2Z__PRIVATE g2z_status g2z__device_suits(g2z_services *services, const g2z_trai
 /* The part of opening that needs no other rank: plan, data, device, and a check of its memory. */
 G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
   const g2z_train_config *config = &t->config;
-  G2Z__TRY(g2z_plan_create(t->services, config, t->context->device,
-                           t->context->rank, t->context->world, &t->plan));
+  G2Z_TRY(g2z_plan_create(t->services, config, t->context->device,
+                          t->context->rank, t->context->world, &t->plan));
   if (config->train_glob) {
     const g2z_loader_config shards = {
         config->train_glob, config->batch, config->seq, config->accum, t->plan->rank,
         t->plan->world, config->model.vocab, G2Z_ORDER_SHUFFLED, config->seed};
-    G2Z__TRY(g2z_loader_create(t->services, &shards, &t->loader));
-    G2Z__TRY(g2z__vocab_agree(t->services, &t->plan->model.vocab_hash, t->loader->vocab_hash,
-                              t->loader->vocab_shard));
+    G2Z_TRY(g2z_loader_create(t->services, &shards, &t->loader));
+    G2Z_TRY(g2z__vocab_agree(t->services, &t->plan->model.vocab_hash, t->loader->vocab_hash,
+                             t->loader->vocab_shard));
   }
-  G2Z__TRY(g2z_device_create(t->services, t->plan->device, t->plan->dtype, t->plan->grad_dtype,
-                             &t->device));
-  G2Z__TRY(g2z__device_suits(t->services, config, t->device));
+  G2Z_TRY(g2z_device_create(t->services, t->plan->device, t->plan->dtype, t->plan->grad_dtype,
+                            &t->device));
+  G2Z_TRY(g2z__device_suits(t->services, config, t->device));
   t->device->fp8 = config->fp8;
   /* How matrix products choose their algorithms: by timing, the library's first choice, or as in an
    * earlier run. */
@@ -9457,13 +9452,13 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
   if (config->tuning) {
     char *text, reason[G2Z_ERROR_BYTES];
     size_t bytes;
-    G2Z__TRY(g2z_read_file(t->services, config->tuning, 1 << 24, &text, &bytes));
+    G2Z_TRY(g2z_read_file(t->services, config->tuning, 1 << 24, &text, &bytes));
     g2z_status status = g2z__tuning_read(t->device, text);
     g2z_release(t->services, text);
     memcpy(reason, t->services->error, sizeof reason);
     if (status == G2Z_FORMAT)
       return g2z_fail(t->services, status, "%.300s: %s", config->tuning, reason);
-    G2Z__TRY(status);
+    G2Z_TRY(status);
   }
   t->model.services = t->services;
   t->model.config = t->plan->model;
@@ -9474,7 +9469,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
   size_t free_bytes, total_bytes;
   int sharing = g2z_ranks_place(t->context->ranks)->local_world;
   if (t->plan->device == G2Z_DEVICE_CUDA || sharing < 1) sharing = 1;
-  G2Z__TRY(g2z_device_memory(t->services, t->plan->device, &free_bytes, &total_bytes));
+  G2Z_TRY(g2z_device_memory(t->services, t->plan->device, &free_bytes, &total_bytes));
   free_bytes /= (size_t)sharing;
   return g2z_plan_fits(t->services, config, t->plan, free_bytes, sharing);
 }
@@ -9493,17 +9488,17 @@ G2Z__PRIVATE g2z_status g2z__trainer_first(g2z_trainer *t) {
   memset(&first, 0, sizeof first);
   first.loss_scale = t->config.dtype == G2Z_FP16 ? t->config.optimizer.loss_scale : 1.0f;
   first.hysteresis = t->config.optimizer.loss_scale_hysteresis;
-  G2Z__TRY(ops->upload(t->device, t->ranges, t->plan->update,
-                       t->plan->updates * sizeof(g2z_update_range)));
-  G2Z__TRY(ops->upload(t->device, t->state, &first, sizeof first));
-  G2Z__TRY(ops->synchronize(t->device));
+  G2Z_TRY(ops->upload(t->device, t->ranges, t->plan->update,
+                      t->plan->updates * sizeof(g2z_update_range)));
+  G2Z_TRY(ops->upload(t->device, t->state, &first, sizeof first));
+  G2Z_TRY(ops->synchronize(t->device));
   /* The blocks' weights, and the addresses of their 8-bit copies. */
   const struct { g2z_param param; int K, O, backward; } weights[] = {
       {G2Z_QKVW, C, 3 * C, 1}, {G2Z_ATTPROJW, C, C, 0}, {G2Z_FCW, C, 4 * C, 1},
       {G2Z_FCPROJW, 4 * C, C, 1}};
   const int narrow_count = t->plan->narrow_bytes ? 4 * L : 0;
   uint8_t *at = t->narrow_at;
-  if (narrow_count) G2Z__TRY(G2Z__NEW(t->services, (size_t)narrow_count, &t->narrow));
+  if (narrow_count) G2Z_TRY(G2Z_NEW(t->services, (size_t)narrow_count, &t->narrow));
   for (int i = 0; i < narrow_count; i++) {
     const int K = weights[i % 4].K, O = weights[i % 4].O;
     const int backward = weights[i % 4].backward && t->config.fp8 >= G2Z_FP8_ALL;
@@ -9518,11 +9513,11 @@ G2Z__PRIVATE g2z_status g2z__trainer_first(g2z_trainer *t) {
   t->device->narrow_count = narrow_count;
   if (!from) return g2z__trainer_init(t);
   /* Weights from files. The reader checks shapes; only config.json has the number of heads. */
-  G2Z__TRY(g2z_weights_config(t->services, from, &saved));
+  G2Z_TRY(g2z_weights_config(t->services, from, &saved));
   if (saved.channels == C && saved.heads != model->heads)
     G2Z_REFUSE(t->services, "heads=%d, but the weights in %s were trained with %d (n_head of its "
                "config.json): take heads=%d", model->heads, from, saved.heads, saved.heads);
-  G2Z__TRY(g2z__vocab_agree(t->services, &t->plan->model.vocab_hash, saved.vocab_hash, from));
+  G2Z_TRY(g2z__vocab_agree(t->services, &t->plan->model.vocab_hash, saved.vocab_hash, from));
   t->model.config.vocab_hash = t->plan->model.vocab_hash;
   return g2z__weights_read(t->services, from, model, g2z__trainer_take, t);
 }
@@ -9532,7 +9527,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   char text[4096], value[G2Z__SETTING_BYTES];
   size_t used = 0;
   g2z_ranks *ranks = t->context->ranks;
-  G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_open_alone(t)));
+  G2Z_TRY(g2z_ranks_agree(ranks, g2z__trainer_open_alone(t)));
   const g2z_plan *plan = t->plan;
   for (int i = 0; i < G2Z__SETTINGS; i++) {
     g2z__setting_text(&g2z__settings[i], &t->config, value);
@@ -9543,10 +9538,10 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   snprintf(text + used, sizeof text - used, "device=%s\ntuned=%d\ninit_from=%.1000s\n",
            g2z__device_texts[t->context->device], t->config.tuning != NULL,
            t->config.init_from ? t->config.init_from : "");
-  G2Z__TRY(g2z_ranks_same(ranks, "config", text));
+  G2Z_TRY(g2z_ranks_same(ranks, "config", text));
   snprintf(text, sizeof text, "hash %016" PRIx64, t->loader ? t->loader->data : (uint64_t)0);
-  G2Z__TRY(g2z_ranks_same(ranks, "training data", text));
-  G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_allocate(t)));
+  G2Z_TRY(g2z_ranks_same(ranks, "training data", text));
+  G2Z_TRY(g2z_ranks_agree(ranks, g2z__trainer_allocate(t)));
   /* The communicator, and the buffers that other ranks access. The logits' buffer also takes wte's
    * gradient rows and Muon's areas. */
   const g2z_comm_config config = {G2Z__PLACE_KINDS * plan->buckets, plan->bucket_elements,
@@ -9555,10 +9550,10 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
       {&t->model.params, plan->param_elements * plan->dtype_bytes},
       {&t->model.logits, plan->logits_bytes},
       {&t->verdict.rows, (size_t)plan->world * G2Z_VERDICT_COLUMNS * sizeof(double)}};
-  G2Z__TRY(g2z_ranks_agree(ranks, g2z_comm_create(ranks, t->device, &config, &t->comm)));
+  G2Z_TRY(g2z_ranks_agree(ranks, g2z_comm_create(ranks, t->device, &config, &t->comm)));
   for (int i = 0; i < 3; i++)
-    G2Z__TRY(g2z_ranks_agree(ranks, g2z__trainer_hold(t, G2Z__SHARED, wanted[i].bytes,
-                                                      wanted[i].pointer)));
+    G2Z_TRY(g2z_ranks_agree(ranks, g2z__trainer_hold(t, G2Z__SHARED, wanted[i].bytes,
+                                                     wanted[i].pointer)));
   if (plan->muon_weights && plan->rank == 0)
     g2z_log(t->services, G2Z_LOG_INFO, "optimizer: Muon for the blocks' %d weights, AdamW for the "
             "rest", plan->muon_weights);
@@ -9577,7 +9572,7 @@ G2Z_API g2z_status g2z_trainer_create(g2z_context *context, const g2z_train_conf
                                       g2z_trainer **out) {
   g2z_trainer *t;
   *out = NULL;
-  G2Z__TRY(G2Z__NEW(context->services, 1, &t));
+  G2Z_TRY(G2Z_NEW(context->services, 1, &t));
   t->context = context;
   t->services = context->services;
   t->config = *config;
@@ -9615,7 +9610,7 @@ G2Z_API void g2z_trainer_free(g2z_trainer *t) {
 G2Z_API g2z_status g2z_trainer_write_tuning(g2z_trainer *t, const char *path) {
   g2z_writer *writer = NULL;
   char *text;
-  G2Z__TRY(t->device->ops->tuning(t->device, &text));
+  G2Z_TRY(t->device->ops->tuning(t->device, &text));
   g2z_status status = g2z_writer_create(t->services, path, &writer);
   if (status == G2Z_OK) status = g2z_writer_put(writer, text, strlen(text));
   if (status == G2Z_OK) status = g2z_writer_commit(writer);
@@ -9642,11 +9637,11 @@ G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
     pass.write = again ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
     pass.rows = t->plan->wte_rows;
     for (int unit = t->plan->wte; unit >= 0; unit--)
-      G2Z__TRY(g2z__unit_forward(&t->model, &pass, unit));
-    G2Z__TRY(g2z__head_loss(&t->model, &pass, t->model.sum, 1, t->state));
+      G2Z_TRY(g2z__unit_forward(&t->model, &pass, unit));
+    G2Z_TRY(g2z__head_loss(&t->model, &pass, t->model.sum, 1, t->state));
     for (int unit = 0; unit <= t->plan->wte; unit++) {
-      G2Z__TRY(g2z__unit_backward(&t->model, &pass, unit));
-      G2Z__TRY(g2z__unit_backward_norm(&t->model, &pass, unit));
+      G2Z_TRY(g2z__unit_backward(&t->model, &pass, unit));
+      G2Z_TRY(g2z__unit_backward_norm(&t->model, &pass, unit));
     }
   }
   /* Also times Muon's products for every shape, even if this rank is no home for it. */
@@ -9656,9 +9651,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
     const g2z_matrices shape = {0, layers > homes ? layers / homes : 1, (int)info.rows,
                                 (int)info.cols, info.muon};
     if (!info.muon) continue;
-    G2Z__TRY(t->device->ops->orthogonalize(t->device, t->model.logits, &shape, 1,
-                                           (char *)t->model.logits + t->plan->work_begin,
-                                           t->plan->logits_bytes - t->plan->work_begin));
+    G2Z_TRY(t->device->ops->orthogonalize(t->device, t->model.logits, &shape, 1,
+                                          (char *)t->model.logits + t->plan->work_begin,
+                                          t->plan->logits_bytes - t->plan->work_begin));
   }
   return t->device->ops->tuning(t->device, text);
 }
@@ -9680,7 +9675,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
   for (int unit = t->plan->gathers ? t->plan->wte : -1; unit >= 0 && status == G2Z_OK; unit--)
     if (!t->plan->unit[unit].gathered || unit >= g2z__trainer_second(t))
       status = g2z__arrive(t, unit); /* all resident parameters */
-  G2Z__TRY(g2z__trainer_alone(t, status)); /* other ranks' devices wait for this rank */
+  G2Z_TRY(g2z__trainer_alone(t, status)); /* other ranks' devices wait for this rank */
   status = t->plan->rank == 0 ? g2z__trainer_rehearse(t, &text) : G2Z_OK;
   status = g2z_ranks_agree(ranks, status);
   if (status == G2Z_OK) status = g2z__ranks_text(ranks, text, &copy);
@@ -9699,41 +9694,41 @@ G2Z__PRIVATE g2z_status g2z__trainer_stage(g2z_trainer *t, const int32_t *x, con
   g2z_device *dev = t->device;
   const int vocab = t->plan->model.vocab;
   *masked = 0;
-  G2Z__TRY(g2z__check_ids(t->services, "token", x, count, 0, vocab));
+  G2Z_TRY(g2z__check_ids(t->services, "token", x, count, 0, vocab));
   for (size_t i = 0; i < count; i++) *masked += y[i] == -1;
-  G2Z__TRY(g2z__check_ids(t->services, "target", y, count, -1, vocab));
+  G2Z_TRY(g2z__check_ids(t->services, "target", y, count, -1, vocab));
   int slot = (int)(t->stagings++ % 2);
   int32_t *host = t->staged[slot];
-  G2Z__TRY(dev->ops->wait(dev, G2Z__EVENT_STAGED + slot));
+  G2Z_TRY(dev->ops->wait(dev, G2Z__EVENT_STAGED + slot));
   size_t bytes = count * sizeof(int32_t);
   int at_once = t->model.tokens + count == t->model.targets; /* one copy: saves 8 us */
   memcpy(host, x, bytes);
   memcpy(host + count, y, bytes);
-  G2Z__TRY(dev->ops->upload(dev, t->model.tokens, host, at_once ? 2 * bytes : bytes));
-  if (!at_once) G2Z__TRY(dev->ops->upload(dev, t->model.targets, host + count, bytes));
+  G2Z_TRY(dev->ops->upload(dev, t->model.tokens, host, at_once ? 2 * bytes : bytes));
+  if (!at_once) G2Z_TRY(dev->ops->upload(dev, t->model.targets, host + count, bytes));
   return dev->ops->mark(dev, G2Z__EVENT_STAGED + slot);
 }
 
 /* Enqueues a step. If plan->graphed, records one step and replays it from then on. The first step
  * after a start or a load is not recorded: it allocates scratch and chooses algorithms. */
 G2Z__PRIVATE g2z_status g2z__trainer_enqueue(g2z_trainer *t) {
-  G2Z__TRY(g2z__restore(t));
+  G2Z_TRY(g2z__restore(t));
   if (!t->plan->graphed || t->enqueued == t->resumed_step) return g2z__zero_step(t, t->plan);
   if (!t->record.count) { /* comm's and the device's work goes into the record */
-    G2Z__TRY(t->device->ops->graph_begin(t->device));
+    G2Z_TRY(t->device->ops->graph_begin(t->device));
     t->comm->record = &t->record;
     t->record.meanwhile = 0;
     g2z_status status = g2z__zero_step(t, t->plan), cut = g2z__record_cut(t->comm);
     t->comm->record = NULL;
     if (status == G2Z_OK) status = cut;
     if (status != G2Z_OK) g2z__record_free(t->comm, &t->record);
-    G2Z__TRY(status);
+    G2Z_TRY(status);
   }
   g2z__ranks_note(t->context->ranks, "graph", -1, 0);
   for (size_t i = 0; i < t->record.count; i++) {
     const g2z_call *c = &t->record.calls[i];
-    G2Z__TRY(c->kind == G2Z_CALL_GRAPH ? t->device->ops->graph_run(t->device, c->graph)
-                                       : t->comm->ops->play(t->comm, c));
+    G2Z_TRY(c->kind == G2Z_CALL_GRAPH ? t->device->ops->graph_run(t->device, c->graph)
+                                      : t->comm->ops->play(t->comm, c));
   }
   return G2Z_OK;
 }
@@ -9744,12 +9739,12 @@ G2Z__PRIVATE g2z_status g2z__trainer_report(g2z_trainer *t, int64_t loss_step, g
   report->step = t->enqueued;
   if (loss_step == 0) return G2Z_OK;
   int slot = (int)(loss_step % 2);
-  G2Z__TRY(g2z__trainer_alone(t, t->device->ops->wait(t->device, G2Z__EVENT_REPORT + slot)));
+  G2Z_TRY(g2z__trainer_alone(t, t->device->ops->wait(t->device, G2Z__EVENT_REPORT + slot)));
   const g2z_step_state *state = t->verdict.reported[slot];
   if (state->stop) t->stop_agreed = 1;
   if (state->status != G2Z_OK) { /* all ranks return the failed rank's status and sentence */
     memcpy(t->services->error, t->failure, sizeof t->failure);
-    G2Z__TRY(g2z_ranks_agree(t->context->ranks, t->failed));
+    G2Z_TRY(g2z_ranks_agree(t->context->ranks, t->failed));
     return g2z_fail(t->services, G2Z_LOST,
                     "a rank failed in step %" PRId64 " and does not say why", loss_step);
   }
@@ -9809,15 +9804,15 @@ G2Z__PRIVATE g2z_status g2z__run_step(g2z_trainer *t, const int32_t *x, const in
   ballot->masked = (double)t->masked;
   if (memcmp(ballot, &t->voted, sizeof t->voted) != 0) {
     double *column = g2z__my_verdict(t) + G2Z_VERDICT_STATUS;
-    G2Z__TRY(g2z__trainer_alone(t, dev->ops->upload(dev, column, ballot, sizeof t->voted)));
+    G2Z_TRY(g2z__trainer_alone(t, dev->ops->upload(dev, column, ballot, sizeof t->voted)));
     t->voted = *ballot;
   }
-  G2Z__TRY(g2z__trainer_share_tuning(t));
+  G2Z_TRY(g2z__trainer_share_tuning(t));
   /* A failed rank also enqueues the step, with an earlier step's tokens: the others wait for its
    * part of each sum. Its vote makes all ranks skip the step. */
-  G2Z__TRY(g2z__trainer_alone(t, g2z__trainer_enqueue(t)));
+  G2Z_TRY(g2z__trainer_alone(t, g2z__trainer_enqueue(t)));
   t->enqueued = step;
-  G2Z__TRY(g2z__trainer_alone(t, dev->ops->mark(dev, G2Z__EVENT_REPORT + slot)));
+  G2Z_TRY(g2z__trainer_alone(t, dev->ops->mark(dev, G2Z__EVENT_REPORT + slot)));
   return g2z__trainer_report(t, step - 1, report);
 }
 
@@ -9830,14 +9825,14 @@ G2Z__PRIVATE g2z_status g2z__trainer_may_step(g2z_trainer *t, g2z_report *report
 
 G2Z_API g2z_status g2z_trainer_step_batch(g2z_trainer *t, const int32_t *x, const int32_t *y,
                                           g2z_report *report) {
-  G2Z__TRY(g2z__trainer_may_step(t, report));
+  G2Z_TRY(g2z__trainer_may_step(t, report));
   t->data_s[(t->enqueued + 1) % 2] = 0;
   return g2z__run_step(t, x, y, G2Z_OK, report);
 }
 
 G2Z_API g2z_status g2z_trainer_step(g2z_trainer *t, g2z_report *report) {
   const int32_t *x = NULL, *y = NULL;
-  G2Z__TRY(g2z__trainer_may_step(t, report));
+  G2Z_TRY(g2z__trainer_may_step(t, report));
   if (!t->loader)
     G2Z_REFUSE(t->services, "this trainer has no train_glob: give it one, or call "
                "g2z_trainer_step_batch");
@@ -9872,7 +9867,7 @@ G2Z_API g2z_status g2z_sampling_check(g2z_services *services, const g2z_sampling
   if (!(sampling->temperature >= 0 && sampling->temperature <= 1e6f))
     G2Z_REFUSE(services, "temperature=%g must lie between 0 and 1e+06",
                (double)sampling->temperature);
-  G2Z__TRY(g2z_check_range(services, "top_k", sampling->top_k, 0, INT_MAX));
+  G2Z_TRY(g2z_check_range(services, "top_k", sampling->top_k, 0, INT_MAX));
   if (sampling->top_p > 0 && sampling->top_p <= 1) return G2Z_OK;
   G2Z_REFUSE(services, "top_p=%g must be above 0 and at most 1", (double)sampling->top_p);
 }
@@ -9909,7 +9904,7 @@ G2Z__PRIVATE g2z_status g2z__model_fit(g2z_model *m, int B, int T, int cached) {
   config.seq = T;
   config.dtype = m->device->dtype;
   config.optimizer.warmup = 0;
-  G2Z__TRY(g2z_plan_create(m->services, &config, m->device->kind, 0, 1, &m->plan));
+  G2Z_TRY(g2z_plan_create(m->services, &config, m->device->kind, 0, 1, &m->plan));
   m->plan->forward_only = 1;
   m->plan->cached = cached;
   g2z__plan_batch(m->plan, B);
@@ -9921,7 +9916,7 @@ G2Z__PRIVATE g2z_status g2z__model_fit(g2z_model *m, int B, int T, int cached) {
       {&m->targets, tokens * sizeof(int32_t)}};
   for (int i = 0; i < 4; i++) {
     void *memory;
-    G2Z__TRY(m->device->ops->allocate(m->device, wanted[i].bytes, &memory));
+    G2Z_TRY(m->device->ops->allocate(m->device, wanted[i].bytes, &memory));
     memcpy(wanted[i].pointer, &memory, sizeof memory);
     m->bytes += wanted[i].bytes;
   }
@@ -9940,11 +9935,11 @@ G2Z__PRIVATE g2z_status g2z__model_take(void *user, size_t canonical, size_t cou
   g2z_device *dev = m->device;
   g2z_update_range part;
   for (size_t next = 0; g2z__owned_next(m->plan, canonical, count, &next, &part);) {
-    G2Z__TRY(dev->ops->upload(dev, loader->staged, values + (part.canonical - canonical),
-                              part.elements * sizeof(float)));
-    G2Z__TRY(dev->ops->cast_act(dev, g2z__params_at(m, part.own_param_at), loader->staged,
-                                part.elements));
-    G2Z__TRY(dev->ops->synchronize(dev));
+    G2Z_TRY(dev->ops->upload(dev, loader->staged, values + (part.canonical - canonical),
+                             part.elements * sizeof(float)));
+    G2Z_TRY(dev->ops->cast_act(dev, g2z__params_at(m, part.own_param_at), loader->staged,
+                               part.elements));
+    G2Z_TRY(dev->ops->synchronize(dev));
   }
   return G2Z_OK;
 }
@@ -9952,12 +9947,12 @@ G2Z__PRIVATE g2z_status g2z__model_take(void *user, size_t canonical, size_t cou
 G2Z__PRIVATE g2z_status g2z__model_load(g2z_model *m, const char *directory) {
   const g2z_ops *ops = m->device->ops;
   void *memory;
-  G2Z__TRY(g2z__model_fit(m, 1, 1, 0));
-  G2Z__TRY(ops->allocate(m->device, m->plan->bytes[G2Z_MEMORY_PARAMS], &memory));
+  G2Z_TRY(g2z__model_fit(m, 1, 1, 0));
+  G2Z_TRY(ops->allocate(m->device, m->plan->bytes[G2Z_MEMORY_PARAMS], &memory));
   m->params = (char *)memory;
-  G2Z__TRY(ops->allocate(m->device, sizeof(double), &memory));
+  G2Z_TRY(ops->allocate(m->device, sizeof(double), &memory));
   m->sum = (double *)memory;
-  G2Z__TRY(ops->allocate(m->device, G2Z__WEIGHTS_CHUNK * sizeof(float), &memory));
+  G2Z_TRY(ops->allocate(m->device, G2Z__WEIGHTS_CHUNK * sizeof(float), &memory));
   g2z__model_loader loader = {m, (float *)memory};
   g2z_status status = g2z__weights_read(m->services, directory, &m->config, g2z__model_take,
                                         &loader);
@@ -9971,8 +9966,8 @@ G2Z_API g2z_status g2z_model_open(g2z_context *context, const char *directory, g
   g2z_model_config config;
   g2z_model *m;
   *out = NULL;
-  G2Z__TRY(g2z_weights_config(services, directory, &config));
-  G2Z__TRY(G2Z__NEW(services, 1, &m));
+  G2Z_TRY(g2z_weights_config(services, directory, &config));
+  G2Z_TRY(G2Z_NEW(services, 1, &m));
   m->services = services;
   m->config = config;
   g2z_status status = g2z_device_create(services, context->device, dtype, dtype, &m->device);
@@ -10032,8 +10027,8 @@ G2Z__PRIVATE g2z_status g2z__model_may_go_on(const g2z_model *m, const char *pha
   int go_on;
   if (!t) return G2Z_OK;
   g2z__ranks_phase(t->context->ranks, phase, t->enqueued, 0);
-  G2Z__TRY(g2z__ranks_all(t->context->ranks,
-                          !__atomic_load_n(&t->stop_requested, __ATOMIC_RELAXED), &go_on));
+  G2Z_TRY(g2z__ranks_all(t->context->ranks,
+                         !__atomic_load_n(&t->stop_requested, __ATOMIC_RELAXED), &go_on));
   if (go_on) return G2Z_OK;
   return g2z_fail(t->services, G2Z_STOPPED, "a stop was requested after step %" PRId64,
                   t->enqueued);
@@ -10047,8 +10042,8 @@ G2Z__PRIVATE int g2z__model_longest(const g2z_model *m) {
 }
 
 G2Z__PRIVATE g2z_status g2z__model_check(const g2z_model *m, const int32_t *tokens, int B, int T) {
-  G2Z__TRY(g2z_check_range(m->services, "B", B, 1, INT_MAX / 2));
-  G2Z__TRY(g2z_check_range(m->services, "T", T, 1, g2z__model_longest(m)));
+  G2Z_TRY(g2z_check_range(m->services, "B", B, 1, INT_MAX / 2));
+  G2Z_TRY(g2z_check_range(m->services, "T", T, 1, g2z__model_longest(m)));
   return g2z__check_ids(m->services, "token", tokens, (size_t)B * (size_t)T, 0, m->config.vocab);
 }
 
@@ -10078,24 +10073,24 @@ G2Z__PRIVATE g2z_status g2z__model_pass(g2z_model *m, const int32_t *tokens,
   const char *h = (const char *)g2z__activation_at(m, G2Z__ACT_LNF, 0);
   g2z_device *dev = m->device;
   g2z__pass pass;
-  if (targets) G2Z__TRY(g2z__model_may_go_on(m, "evaluation"));
-  G2Z__TRY(dev->ops->upload(dev, m->tokens, tokens, count * sizeof *tokens));
-  if (targets) G2Z__TRY(dev->ops->upload(dev, m->targets, targets, count * sizeof *targets));
-  G2Z__TRY(g2z__model_run(m, B, T, &pass));
+  if (targets) G2Z_TRY(g2z__model_may_go_on(m, "evaluation"));
+  G2Z_TRY(dev->ops->upload(dev, m->tokens, tokens, count * sizeof *tokens));
+  if (targets) G2Z_TRY(dev->ops->upload(dev, m->targets, targets, count * sizeof *targets));
+  G2Z_TRY(g2z__model_run(m, B, T, &pass));
   if (targets) {
-    G2Z__TRY(g2z__head_loss(m, &pass, m->sum, 0, NULL));
-    G2Z__TRY(dev->ops->download(dev, out, g2z__activation_at(m, G2Z__ACT_LOSSES, 0),
-                                count * sizeof *out));
+    G2Z_TRY(g2z__head_loss(m, &pass, m->sum, 0, NULL));
+    G2Z_TRY(dev->ops->download(dev, out, g2z__activation_at(m, G2Z__ACT_LOSSES, 0),
+                               count * sizeof *out));
     return dev->ops->synchronize(dev);
   }
   for (size_t done = 0, n; done < count; done += n) {
     n = count - done < most ? count - done : most;
-    G2Z__TRY(dev->ops->head_logits(dev, (float *)m->logits,
-                                   h + done * C * m->plan->dtype_bytes,
-                                   g2z__parameter(m, m->plan->wte, G2Z_WTE), (int)n, (int)C,
-                                   (int)V));
-    G2Z__TRY(dev->ops->download(dev, out + done * V, m->logits, n * V * sizeof(float)));
-    G2Z__TRY(dev->ops->synchronize(dev));
+    G2Z_TRY(dev->ops->head_logits(dev, (float *)m->logits,
+                                  h + done * C * m->plan->dtype_bytes,
+                                  g2z__parameter(m, m->plan->wte, G2Z_WTE), (int)n, (int)C,
+                                  (int)V));
+    G2Z_TRY(dev->ops->download(dev, out + done * V, m->logits, n * V * sizeof(float)));
+    G2Z_TRY(dev->ops->synchronize(dev));
   }
   return G2Z_OK;
 }
@@ -10124,9 +10119,9 @@ G2Z_API g2z_status g2z_model_score(g2z_model *m, const int32_t *tokens, const in
   double sum = 0;
   size_t counted = 0;
   *mean = NAN;
-  G2Z__TRY(g2z__model_check(m, tokens, B, T));
-  G2Z__TRY(g2z__check_ids(m->services, "target", targets, count, -1, m->config.vocab));
-  if (!losses) G2Z__TRY(g2z__model_end(m, G2Z__NEW(m->services, count, &own)));
+  G2Z_TRY(g2z__model_check(m, tokens, B, T));
+  G2Z_TRY(g2z__check_ids(m->services, "target", targets, count, -1, m->config.vocab));
+  if (!losses) G2Z_TRY(g2z__model_end(m, G2Z_NEW(m->services, count, &own)));
   if (!losses) losses = own;
   g2z_status status = g2z__model_passes(m, tokens, targets, B, T, losses);
   for (size_t i = 0; i < count && status == G2Z_OK; i++) {
@@ -10140,7 +10135,7 @@ G2Z_API g2z_status g2z_model_score(g2z_model *m, const int32_t *tokens, const in
 
 G2Z_API g2z_status g2z_model_logits(g2z_model *m, const int32_t *tokens, int B, int T,
                                     float *logits) {
-  G2Z__TRY(g2z__model_check(m, tokens, B, T));
+  G2Z_TRY(g2z__model_check(m, tokens, B, T));
   return g2z__model_passes(m, tokens, NULL, B, T, logits);
 }
 
@@ -10154,23 +10149,23 @@ G2Z__PRIVATE g2z_status g2z__validate_batches(g2z_trainer *t, g2z_loader *loader
   g2z_device *dev = t->device;
   g2z_model *m = &t->model;
   const size_t tokens = t->plan->tokens;
-  G2Z__TRY(g2z__refresh(t));
-  G2Z__TRY(dev->ops->zero(dev, m->sum, sizeof *sum));
+  G2Z_TRY(g2z__refresh(t));
+  G2Z_TRY(dev->ops->zero(dev, m->sum, sizeof *sum));
   for (int64_t step = 0; step < steps; step++) {
     const int32_t *x, *y;
     int64_t masked = 0;
     g2z__pass pass;
-    G2Z__TRY(g2z__model_may_go_on(m, "validation"));
+    G2Z_TRY(g2z__model_may_go_on(m, "validation"));
     if (progress) progress(user, (double)step / (double)steps);
     if (*trouble == G2Z_OK) *trouble = g2z_loader_next(loader, &x, &y);
     if (*trouble == G2Z_OK) *trouble = g2z__trainer_stage(t, x, y, tokens, &masked);
     *counted += (double)tokens - (double)masked;
     dev->ops->span_begin(dev, G2Z_SPAN_VAL_FORWARD);
-    G2Z__TRY(g2z__model_run(m, t->plan->batch, t->plan->seq, &pass));
-    G2Z__TRY(g2z__head_loss(m, &pass, m->sum, 0, NULL));
+    G2Z_TRY(g2z__model_run(m, t->plan->batch, t->plan->seq, &pass));
+    G2Z_TRY(g2z__head_loss(m, &pass, m->sum, 0, NULL));
     dev->ops->span_end(dev, G2Z_SPAN_VAL_FORWARD);
   }
-  G2Z__TRY(dev->ops->download(dev, sum, m->sum, sizeof *sum));
+  G2Z_TRY(dev->ops->download(dev, sum, m->sum, sizeof *sum));
   return dev->ops->synchronize(dev);
 }
 
@@ -10182,12 +10177,12 @@ G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *t, g2z_loader *loader, int6
   double *parts;
   *loss = NAN;
   G2Z_ASSERT(loader->rows == t->plan->batch && loader->config.seq == t->plan->seq);
-  G2Z__TRY(g2z__trainer_share_tuning(t));
-  g2z_status status = G2Z__NEW(t->services, 2 * (size_t)t->plan->world, &parts);
+  G2Z_TRY(g2z__trainer_share_tuning(t));
+  g2z_status status = G2Z_NEW(t->services, 2 * (size_t)t->plan->world, &parts);
   g2z_status enqueued = g2z__validate_batches(t, loader, steps, progress, user, &part[0], &part[1],
                                               &status);
   if (enqueued != G2Z_OK) g2z_release(t->services, parts);
-  G2Z__TRY(g2z__trainer_alone(t, enqueued)); /* other ranks' devices wait for this rank */
+  G2Z_TRY(g2z__trainer_alone(t, enqueued)); /* other ranks' devices wait for this rank */
   status = g2z_ranks_agree(ranks, status);
   if (status == G2Z_OK) status = g2z_ranks_all_gather(ranks, part, sizeof part, parts);
   for (int rank = 0; rank < t->plan->world && status == G2Z_OK; rank++) {
@@ -10240,22 +10235,22 @@ G2Z__PRIVATE g2z_status g2z__prefill(g2z__continued *g, int i) {
   const int32_t *from = g->ids + (size_t)i * g->room + (g->lengths[i] - kept);
   g2z__pass pass;
   memset(&pass, 0, sizeof pass);
-  G2Z__TRY(g2z__model_may_go_on(m, "sample"));
-  G2Z__TRY(dev->ops->upload(dev, m->tokens, from, kept * sizeof *from));
-  G2Z__TRY(dev->ops->upload(dev, g->on.positions + i, g->positions + i, sizeof *g->positions));
-  G2Z__TRY(dev->ops->upload(dev, g->on.drawn + i, g->drawn + i, sizeof *g->drawn));
+  G2Z_TRY(g2z__model_may_go_on(m, "sample"));
+  G2Z_TRY(dev->ops->upload(dev, m->tokens, from, kept * sizeof *from));
+  G2Z_TRY(dev->ops->upload(dev, g->on.positions + i, g->positions + i, sizeof *g->positions));
+  G2Z_TRY(dev->ops->upload(dev, g->on.drawn + i, g->drawn + i, sizeof *g->drawn));
   pass.x = m->tokens;
   pass.B = 1;
   pass.T = (int)kept;
   pass.window = g->window;
   pass.sequence = m->trainer ? 0 : i;
-  G2Z__TRY(g2z__model_forward(m, &pass));
+  G2Z_TRY(g2z__model_forward(m, &pass));
   const char *h = (const char *)g2z__activation_at(m, G2Z__ACT_LNF, 0) +
                   (kept - 1) * (size_t)C * m->plan->dtype_bytes;
-  G2Z__TRY(dev->ops->head_logits(dev, g->on.logits + (size_t)i * (size_t)V, h,
-                                 g2z__parameter(m, m->plan->wte, G2Z_WTE), 1, C, V));
-  G2Z__TRY(g2z__draw_rows(g, i, 1));
-  G2Z__TRY(dev->ops->synchronize(dev)); /* the uploads have been read */
+  G2Z_TRY(dev->ops->head_logits(dev, g->on.logits + (size_t)i * (size_t)V, h,
+                                g2z__parameter(m, m->plan->wte, G2Z_WTE), 1, C, V));
+  G2Z_TRY(g2z__draw_rows(g, i, 1));
+  G2Z_TRY(dev->ops->synchronize(dev)); /* the uploads have been read */
   g->positions[i]++;
   return G2Z_OK;
 }
@@ -10272,10 +10267,10 @@ G2Z__PRIVATE g2z_status g2z__step(g2z__continued *g) {
   pass.B = g->count;
   pass.T = 1;
   pass.window = g->window;
-  G2Z__TRY(g2z__model_forward(m, &pass));
-  G2Z__TRY(dev->ops->head_logits(dev, g->on.logits, g2z__activation_at(m, G2Z__ACT_LNF, 0),
-                                 g2z__parameter(m, m->plan->wte, G2Z_WTE), g->count,
-                                 m->config.channels, m->config.vocab));
+  G2Z_TRY(g2z__model_forward(m, &pass));
+  G2Z_TRY(dev->ops->head_logits(dev, g->on.logits, g2z__activation_at(m, G2Z__ACT_LNF, 0),
+                                g2z__parameter(m, m->plan->wte, G2Z_WTE), g->count,
+                                m->config.channels, m->config.vocab));
   return g2z__draw_rows(g, 0, g->count);
 }
 
@@ -10283,13 +10278,13 @@ G2Z__PRIVATE g2z_status g2z__continue(g2z__continued *g, g2z_each_token each, vo
   g2z_device *dev = g->model->device;
   const size_t bytes = (size_t)g->count * sizeof *g->next;
   const int cached = g->model->trainer == NULL;
-  G2Z__TRY(dev->ops->zero(dev, g->on.next, 3 * bytes));
+  G2Z_TRY(dev->ops->zero(dev, g->on.next, 3 * bytes));
   for (int i = 0; i < g->count; i++)
-    if (g->going[i]) G2Z__TRY(g2z__prefill(g, i));
+    if (g->going[i]) G2Z_TRY(g2z__prefill(g, i));
   for (int steps = 0;;) {
     int going = 0, ahead = 0;
-    G2Z__TRY(dev->ops->download(dev, g->next, g->on.next, bytes));
-    G2Z__TRY(dev->ops->synchronize(dev));
+    G2Z_TRY(dev->ops->download(dev, g->next, g->on.next, bytes));
+    G2Z_TRY(dev->ops->synchronize(dev));
     for (int i = 0; i < g->count; i++)
       if (g->next[i] < 0)
         return g2z_fail(dev->services, G2Z_DIVERGED,
@@ -10308,15 +10303,15 @@ G2Z__PRIVATE g2z_status g2z__continue(g2z__continued *g, g2z_each_token each, vo
     if (!going) return G2Z_OK;
     /* On CUDA the second step is recorded as a graph. From then on the graph is replayed. */
     if (ahead && steps++ == 1 && dev->kind == G2Z_DEVICE_CUDA) {
-      G2Z__TRY(dev->ops->graph_begin(dev));
+      G2Z_TRY(dev->ops->graph_begin(dev));
       g2z_status status = g2z__step(g), ended = dev->ops->graph_end(dev, &g->graph);
-      G2Z__TRY(status != G2Z_OK ? status : ended);
+      G2Z_TRY(status != G2Z_OK ? status : ended);
     }
-    if (ahead) G2Z__TRY(g->graph ? dev->ops->graph_run(dev, g->graph) : g2z__step(g));
+    if (ahead) G2Z_TRY(g->graph ? dev->ops->graph_run(dev, g->graph) : g2z__step(g));
     for (int i = 0; i < g->count; i++) {
       if (!g->going[i]) continue;
       if (cached && g->positions[i] < g->window) g->positions[i]++;
-      else G2Z__TRY(g2z__prefill(g, i));
+      else G2Z_TRY(g2z__prefill(g, i));
     }
   }
 }
@@ -10329,14 +10324,14 @@ G2Z_API g2z_status g2z_model_generate(g2z_model *m, int count, int32_t *ids, siz
   g2z__continued g;
   void *device;
   memset(&g, 0, sizeof g);
-  G2Z__TRY(g2z_sampling_check(m->services, sampling));
-  G2Z__TRY(g2z_check_range(m->services, "count", count, 1, UINT16_MAX));
+  G2Z_TRY(g2z_sampling_check(m->services, sampling));
+  G2Z_TRY(g2z_check_range(m->services, "count", count, 1, UINT16_MAX));
   for (int i = 0; i < count; i++) {
     if (!lengths[i] || lengths[i] > room)
       G2Z_REFUSE(m->services, "sequence %d has %zu tokens, and must have 1 to %zu: begin with the "
                  "end-of-text token", i, lengths[i], room);
-    G2Z__TRY(g2z__check_ids(m->services, "token", ids + (size_t)i * room, lengths[i], 0,
-                            m->config.vocab));
+    G2Z_TRY(g2z__check_ids(m->services, "token", ids + (size_t)i * room, lengths[i], 0,
+                           m->config.vocab));
   }
   g.model = m;
   g.sampling = sampling;
@@ -10347,7 +10342,7 @@ G2Z_API g2z_status g2z_model_generate(g2z_model *m, int count, int32_t *ids, siz
   g.lengths = lengths;
   g.window = g2z__model_longest(m);
   if (room < (size_t)g.window) g.window = (int)room;
-  G2Z__TRY(G2Z__NEW(m->services, 4 * (size_t)count, &g.next));
+  G2Z_TRY(G2Z_NEW(m->services, 4 * (size_t)count, &g.next));
   g.positions = g.next + count;
   g.drawn = g.positions + count;
   g.going = g.drawn + count;
@@ -10563,11 +10558,11 @@ G2Z__PRIVATE g2z_status g2z__transfer_open(g2z__transfer *x, g2z_trainer *t, con
   x->ranks = t->context->ranks;
   x->descriptor = -1;
   while (length > 1 && directory[length - 1] == '/') length--;
-  G2Z__TRY(G2Z__NEW(t->services, bytes, &x->directory));
+  G2Z_TRY(G2Z_NEW(t->services, bytes, &x->directory));
   snprintf(x->directory, bytes, "%.*s%s", (int)length, directory, suffix);
   x->chunk_elements = t->plan->parameters < G2Z__CHECKPOINT_CHUNK ? t->plan->parameters
                                                                   : G2Z__CHECKPOINT_CHUNK;
-  G2Z__TRY(t->device->ops->allocate_host(t->device, x->chunk_elements * sizeof(float), &memory));
+  G2Z_TRY(t->device->ops->allocate_host(t->device, x->chunk_elements * sizeof(float), &memory));
   x->chunk = (float *)memory;
   return G2Z_OK;
 }
@@ -10615,8 +10610,8 @@ G2Z__PRIVATE g2z_status g2z__transfer_buffer(g2z__transfer *x, g2z_buffer buffer
   char name[40];
   snprintf(name, sizeof name, "%s.safetensors%s",
            buffer == G2Z_BUFFER_MASTER ? "model" : "optimizer", saving ? ".partial" : "");
-  G2Z__TRY(g2z__transfer_file(x, name, saving ? O_RDWR : O_RDONLY));
-  G2Z__TRY(g2z__transfer_read(x, 0, begin, sizeof *begin)); /* the length of the header */
+  G2Z_TRY(g2z__transfer_file(x, name, saving ? O_RDWR : O_RDONLY));
+  G2Z_TRY(g2z__transfer_read(x, 0, begin, sizeof *begin)); /* the length of the header */
   *begin += sizeof *begin + (buffer == G2Z_BUFFER_V ? x->t->plan->parameters * sizeof(float) : 0);
   return G2Z_OK;
 }
@@ -10637,7 +10632,7 @@ G2Z__PRIVATE g2z_status g2z__transfer_elements(g2z__transfer *x, int saving) {
   for (int b = G2Z_BUFFER_MASTER; b <= last; b++) {
     uint64_t begin;
     g2z_update_range range;
-    G2Z__TRY(g2z__transfer_buffer(x, (g2z_buffer)b, saving, &begin));
+    G2Z_TRY(g2z__transfer_buffer(x, (g2z_buffer)b, saving, &begin));
     for (size_t next = 0; g2z__owned_next(x->t->plan, x->begin, x->count, &next, &range);) {
       const float *shard = g2z__trainer_shard(x->t, (g2z_buffer)b, &range);
       if (!shard) continue; /* v of Muon's weights: the file has zeros */
@@ -10646,12 +10641,12 @@ G2Z__PRIVATE g2z_status g2z__transfer_elements(g2z__transfer *x, int saving) {
         const uint64_t at = begin + canonical * sizeof(float);
         n = range.elements - done < x->chunk_elements ? range.elements - done : x->chunk_elements;
         if (saving) {
-          G2Z__TRY(g2z__transfer_download(x, x->chunk, shard + done, n * sizeof(float)));
+          G2Z_TRY(g2z__transfer_download(x, x->chunk, shard + done, n * sizeof(float)));
           if (!g2z__pwrite(x->descriptor, x->chunk, n * sizeof(float), (int64_t)at))
             return g2z_fail_file(x->services, errno, "write", x->path.text);
         } else {
-          G2Z__TRY(g2z__transfer_read(x, at, x->chunk, n * sizeof(float)));
-          G2Z__TRY(g2z_trainer_write(x->t, (g2z_buffer)b, canonical, n, x->chunk));
+          G2Z_TRY(g2z__transfer_read(x, at, x->chunk, n * sizeof(float)));
+          G2Z_TRY(g2z_trainer_write(x->t, (g2z_buffer)b, canonical, n, x->chunk));
         }
       }
     }
@@ -10671,7 +10666,7 @@ G2Z__PRIVATE g2z_status g2z__transfer_sums(g2z__transfer *x, int write) {
     const uint64_t whole = (uint64_t)g2z__saved_bytes(&x->saved, sum->name);
     struct stat info;
     uint32_t crc = 0;
-    G2Z__TRY(g2z__transfer_file(x, sum->name, O_RDONLY));
+    G2Z_TRY(g2z__transfer_file(x, sum->name, O_RDONLY));
     if (fstat(x->descriptor, &info) != 0)
       return g2z_fail_file(x->services, errno, "read", x->path.text);
     if (!S_ISREG(info.st_mode))
@@ -10683,7 +10678,7 @@ G2Z__PRIVATE g2z_status g2z__transfer_sums(g2z__transfer *x, int write) {
                       "copy the checkpoint again", x->path.text, (uint64_t)info.st_size, whole);
     for (uint64_t done = 0, n; done < sum->bytes; done += n) {
       n = sum->bytes - done < most ? sum->bytes - done : most;
-      G2Z__TRY(g2z__transfer_read(x, sum->begin + done, x->chunk, (size_t)n));
+      G2Z_TRY(g2z__transfer_read(x, sum->begin + done, x->chunk, (size_t)n));
       crc = g2z_crc32c(crc, x->chunk, (size_t)n);
     }
     if (write) sum->crc = crc;
@@ -10703,7 +10698,7 @@ G2Z__PRIVATE g2z_status g2z__saver_own(g2z__transfer *x) {
   const g2z_trainer *t = x->t;
   const g2z_plan *plan = t->plan;
   g2z__saved *saved = &x->saved;
-  G2Z__TRY(g2z__transfer_download(x, &saved->state, t->state, sizeof saved->state));
+  G2Z_TRY(g2z__transfer_download(x, &saved->state, t->state, sizeof saved->state));
   saved->tokens = t->resumed_tokens + (t->enqueued - t->resumed_step) * plan->step_tokens;
   saved->config = t->config;
   if (t->loader) {
@@ -10728,7 +10723,7 @@ G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__transfer *x, const char *final_nam
   x->count = all ? P / W * (rank + 1) + P % W * (rank + 1) / W - x->begin : P;
   if (rank > 0) return G2Z_OK;
   if (!x->weights_only) {
-    G2Z__TRY(g2z_is_there(x->services, final_name, &there));
+    G2Z_TRY(g2z_is_there(x->services, final_name, &there));
     if (there) /* never overwrite a whole checkpoint */
       return g2z_fail(x->services, G2Z_BAD_ARGUMENT,
                       "%s exists already: remove it, or save under another name", final_name);
@@ -10737,9 +10732,9 @@ G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__transfer *x, const char *final_nam
       return g2z_fail(x->services, G2Z_IO, "%s is a symbolic link: a checkpoint that is written "
                       "there would overwrite what it leads to; remove the link", x->directory);
   }
-  G2Z__TRY(g2z_make_directory(x->services, x->directory));
-  G2Z__TRY(g2z__weights_create(x->services, g2z__transfer_name(x, "model.safetensors"),
-                               &plan->model, &x->model));
+  G2Z_TRY(g2z_make_directory(x->services, x->directory));
+  G2Z_TRY(g2z__weights_create(x->services, g2z__transfer_name(x, "model.safetensors"),
+                              &plan->model, &x->model));
   if (x->weights_only) return G2Z_OK;
   g2z__safetensor moments[2];
   memset(moments, 0, sizeof moments);
@@ -10775,7 +10770,7 @@ G2Z__PRIVATE void g2z__saved_put(void *user, g2z_json_out *out) {
 /* Rank 0: writes a JSON file; `members` writes its members. */
 G2Z__PRIVATE g2z_status g2z__saver_json(g2z__transfer *x, const char *name, g2z_note members,
                                         void *user) {
-  G2Z__TRY(g2z__transfer_create(x, name));
+  G2Z_TRY(g2z__transfer_create(x, name));
   g2z_json_out out = {x->writer, 2, 0, 0};
   g2z_json_begin(&out, NULL, '{');
   members(user, &out);
@@ -10799,22 +10794,22 @@ G2Z__PRIVATE g2z_status g2z__saver_commit(g2z__transfer *x) {
   /* The weights and config.json are both on the disk before one gets its name: a full disk leaves
    * the old pair. If the process is killed after the unlink, the directory has a config.json
    * without a model or new weights without a config.json, and does not open. */
-  G2Z__TRY(g2z_is_there(x->services, x->model->path, &replaces));
-  G2Z__TRY(g2z__transfer_create(x, "config.json"));
-  G2Z__TRY(g2z__weights_put_config(x->writer, &x->t->plan->model, x->t->config.dropout));
-  G2Z__TRY(g2z__writer_finish(x->writer, 0));
+  G2Z_TRY(g2z_is_there(x->services, x->model->path, &replaces));
+  G2Z_TRY(g2z__transfer_create(x, "config.json"));
+  G2Z_TRY(g2z__weights_put_config(x->writer, &x->t->plan->model, x->t->config.dropout));
+  G2Z_TRY(g2z__writer_finish(x->writer, 0));
   if (unlink(x->path.text) != 0 && errno != ENOENT)
     return g2z_fail_file(x->services, errno, "replace", x->path.text);
-  if (!replaces) G2Z__TRY(g2z_writer_commit(x->writer));
-  G2Z__TRY(g2z_writer_commit(x->model));
-  G2Z__TRY(g2z_writer_commit(x->writer));
+  if (!replaces) G2Z_TRY(g2z_writer_commit(x->writer));
+  G2Z_TRY(g2z_writer_commit(x->model));
+  G2Z_TRY(g2z_writer_commit(x->writer));
   if (x->weights_only) return G2Z_OK;
 
-  G2Z__TRY(g2z_writer_commit(x->moments));
-  G2Z__TRY(g2z_trainer_write_tuning(x->t, g2z__transfer_name(x, "tuning.txt")));
-  if (x->files) G2Z__TRY(x->files(x->user, x->directory));
-  if (x->note) G2Z__TRY(g2z__saver_json(x, "note.json", x->note, x->user));
-  G2Z__TRY(g2z__saver_json(x, "trainer_state.json", g2z__saved_put, saved));
+  G2Z_TRY(g2z_writer_commit(x->moments));
+  G2Z_TRY(g2z_trainer_write_tuning(x->t, g2z__transfer_name(x, "tuning.txt")));
+  if (x->files) G2Z_TRY(x->files(x->user, x->directory));
+  if (x->note) G2Z_TRY(g2z__saver_json(x, "note.json", x->note, x->user));
+  G2Z_TRY(g2z__saver_json(x, "trainer_state.json", g2z__saved_put, saved));
 
   /* List the chunks of all files. An empty file has one empty chunk. */
   x->listing = opendir(x->directory);
@@ -10833,8 +10828,8 @@ G2Z__PRIVATE g2z_status g2z__saver_commit(g2z__transfer *x) {
     do {
       const uint64_t left = (uint64_t)info.st_size - sum.begin;
       sum.bytes = left < G2Z__SUM_BYTES ? left : G2Z__SUM_BYTES;
-      G2Z__TRY(G2Z__GROW(x->services, &saved->sums, &saved->sum_capacity, saved->sum_count,
-                         saved->sum_count + 1));
+      G2Z_TRY(G2Z_GROW(x->services, &saved->sums, &saved->sum_capacity, saved->sum_count,
+                       saved->sum_count + 1));
       saved->sums[saved->sum_count++] = sum;
       sum.begin += sum.bytes;
     } while (sum.begin < (uint64_t)info.st_size);
@@ -10847,7 +10842,7 @@ G2Z__PRIVATE g2z_status g2z__saver_commit(g2z__transfer *x) {
 G2Z__PRIVATE g2z_status g2z__saver_publish(g2z__transfer *x, const char *final_name) {
   char line[160];
   uint32_t crc = 0;
-  G2Z__TRY(g2z__transfer_create(x, "CHECKSUMS"));
+  G2Z_TRY(g2z__transfer_create(x, "CHECKSUMS"));
   for (size_t i = 0; i < x->saved.sum_count; i++) {
     const g2z__sum *sum = &x->saved.sums[i];
     const int bytes = snprintf(line, sizeof line, "%08" PRIx32 " %" PRIu64 " %" PRIu64 " %s\n",
@@ -10856,7 +10851,7 @@ G2Z__PRIVATE g2z_status g2z__saver_publish(g2z__transfer *x, const char *final_n
     g2z_writer_put(x->writer, line, (size_t)bytes);
   }
   g2z_writer_printf(x->writer, "%08" PRIx32 " %zu lines\n", crc, x->saved.sum_count);
-  G2Z__TRY(g2z_writer_commit(x->writer));
+  G2Z_TRY(g2z_writer_commit(x->writer));
   /* Open the directory above first: after the rename only its sync can fail. */
   int above = g2z__open_file(g2z__transfer_name(x, ".."), O_RDONLY | O_DIRECTORY);
   int renamed = rename(x->directory, final_name) == 0, error = errno;
@@ -10871,21 +10866,21 @@ G2Z__PRIVATE g2z_status g2z__saver_publish(g2z__transfer *x, const char *final_n
 G2Z__PRIVATE g2z_status g2z__saver_run(g2z__transfer *x, const char *final_name) {
   const size_t world = (size_t)x->t->plan->world, rank = (size_t)x->t->plan->rank;
   g2z__saved *saved = &x->saved;
-  G2Z__TRY(g2z_ranks_agree(x->ranks, g2z__saver_begin(x, final_name)));
-  G2Z__TRY(g2z_ranks_agree(x->ranks, g2z__saver_own(x)));
-  G2Z__TRY(g2z_ranks_agree(x->ranks, rank == 0 ? g2z__saver_commit(x) : G2Z_OK));
+  G2Z_TRY(g2z_ranks_agree(x->ranks, g2z__saver_begin(x, final_name)));
+  G2Z_TRY(g2z_ranks_agree(x->ranks, g2z__saver_own(x)));
+  G2Z_TRY(g2z_ranks_agree(x->ranks, rank == 0 ? g2z__saver_commit(x) : G2Z_OK));
   if (x->weights_only) return G2Z_OK;
   /* Each rank computes the checksums of its part of the chunks that rank 0 listed. */
   uint64_t count = saved->sum_count;
-  G2Z__TRY(g2z_ranks_broadcast(x->ranks, &count, sizeof count));
-  G2Z__TRY(g2z_ranks_agree(x->ranks, G2Z__GROW(x->services, &saved->sums, &saved->sum_capacity,
-                                               saved->sum_count, (size_t)count + world)));
-  G2Z__TRY(g2z_ranks_broadcast(x->ranks, saved->sums, (size_t)count * sizeof(g2z__sum)));
+  G2Z_TRY(g2z_ranks_broadcast(x->ranks, &count, sizeof count));
+  G2Z_TRY(g2z_ranks_agree(x->ranks, G2Z_GROW(x->services, &saved->sums, &saved->sum_capacity,
+                                             saved->sum_count, (size_t)count + world)));
+  G2Z_TRY(g2z_ranks_broadcast(x->ranks, saved->sums, (size_t)count * sizeof(g2z__sum)));
   saved->sum_count = (size_t)count;
-  G2Z__TRY(g2z_ranks_agree(x->ranks, g2z__transfer_sums(x, 1)));
+  G2Z_TRY(g2z_ranks_agree(x->ranks, g2z__transfer_sums(x, 1)));
   for (size_t i = 0; i < count; i += world)
-    G2Z__TRY(g2z_ranks_all_gather(x->ranks, &saved->sums[i + rank], sizeof(g2z__sum),
-                                  &saved->sums[i]));
+    G2Z_TRY(g2z_ranks_all_gather(x->ranks, &saved->sums[i + rank], sizeof(g2z__sum),
+                                 &saved->sums[i]));
   return g2z_ranks_agree(x->ranks, rank == 0 ? g2z__saver_publish(x, final_name) : G2Z_OK);
 }
 
@@ -10967,8 +10962,8 @@ G2Z__PRIVATE g2z_status g2z__sums_parse(g2z_services *services, const char *path
       break;
     const uint64_t begin = strcmp(sum.name, before.name) ? 0 : before.begin + before.bytes;
     if (sum.begin != begin || sum.bytes > INT64_MAX - begin) break;
-    G2Z__TRY(G2Z__GROW(services, &saved->sums, &saved->sum_capacity, saved->sum_count,
-                       saved->sum_count + 1));
+    G2Z_TRY(G2Z_GROW(services, &saved->sums, &saved->sum_capacity, saved->sum_count,
+                     saved->sum_count + 1));
     saved->sums[saved->sum_count++] = before = sum;
   }
   snprintf(last, sizeof last, "%08" PRIx32 " %zu lines\n",
@@ -10991,7 +10986,7 @@ G2Z__PRIVATE g2z_status g2z__saved_parse(g2z_services *services, const char *pat
       while (g2z_json_next(&json, '}', &key))
         g2z__saved_get(&json, &key, g2z__settings, G2Z__SETTINGS, &saved->config);
   }
-  G2Z__TRY(g2z_json_close(&json));
+  G2Z_TRY(g2z_json_close(&json));
   if (g2z__settings_check(services, g2z__saved_numbers, G2Z_COUNT(g2z__saved_numbers), saved) ==
           G2Z_OK &&
       g2z__settings_check(services, g2z__settings, G2Z__SETTINGS, &saved->config) == G2Z_OK)
@@ -11032,24 +11027,24 @@ G2Z__PRIVATE g2z_status g2z__saved_read(g2z_services *services, const char *dire
   if (length > 8 && strncmp(directory + length - 8, ".partial", 8) == 0)
     return g2z_fail(services, G2Z_FORMAT, "%s was being written when the run ended and is not "
                     "whole: take an earlier checkpoint", directory);
-  G2Z__TRY(g2z_is_there(services, g2z__join(directory, "trainer_state.json").text, &state));
-  G2Z__TRY(g2z_is_there(services, g2z__join(directory, "model.safetensors").text, &weights));
+  G2Z_TRY(g2z_is_there(services, g2z__join(directory, "trainer_state.json").text, &state));
+  G2Z_TRY(g2z_is_there(services, g2z__join(directory, "model.safetensors").text, &weights));
   if (!state)
     return g2z_fail(services, G2Z_FORMAT, "%s has %sno trainer_state.json, so it is no "
                     "checkpoint: %s", directory, weights ? "weights but " : "",
                     weights ? "begin a new training from them, --init-from"
                             : "name a step-NNNNNN directory of a run");
-  G2Z__TRY(g2z_is_there(services, g2z__join(directory, "CHECKSUMS").text, &sums));
+  G2Z_TRY(g2z_is_there(services, g2z__join(directory, "CHECKSUMS").text, &sums));
   if (!sums)
     return g2z_fail(services, G2Z_FORMAT, "%s has no CHECKSUMS, which belongs to it: copy the "
                     "checkpoint again", directory);
-  G2Z__TRY(g2z__saved_open(services, directory, "CHECKSUMS", saved));
-  G2Z__TRY(g2z__sums_parse(services, saved->path.text, saved->text, saved->bytes, saved));
+  G2Z_TRY(g2z__saved_open(services, directory, "CHECKSUMS", saved));
+  G2Z_TRY(g2z__sums_parse(services, saved->path.text, saved->text, saved->bytes, saved));
 
   /* The version is checked first, because the rest depends on it. If the checksum also fails, an
    * unknown version counts as damage, not as another format. */
   int64_t version = -1;
-  G2Z__TRY(g2z__saved_open(services, directory, "trainer_state.json", saved));
+  G2Z_TRY(g2z__saved_open(services, directory, "trainer_state.json", saved));
   if (sscanf(saved->text, "{ \"format\": \"gpt2_zero checkpoint\", \"version\": %" SCNd64,
              &version) != 1)
     return g2z_fail(services, G2Z_FORMAT, "%s does not begin like the state of a checkpoint: it is "
@@ -11060,7 +11055,7 @@ G2Z__PRIVATE g2z_status g2z__saved_read(g2z_services *services, const char *dire
                     "%s has version=%" PRId64 " of the format, and this program reads version %d: "
                     "resume with the program that wrote it, or start a new run from its weights "
                     "with --init-from", saved->path.text, version, G2Z__CHECKPOINT_VERSION);
-  G2Z__TRY(status);
+  G2Z_TRY(status);
   return g2z__saved_parse(services, saved->path.text, saved->text, saved->bytes, saved);
 }
 
@@ -11089,15 +11084,15 @@ G2Z__PRIVATE g2z_status g2z__loading_compare(g2z__transfer *x, g2z_on_resume on_
 G2Z__PRIVATE g2z_status g2z__loading_open(g2z__transfer *x, const char *directory) {
   g2z_model_config model;
   x->count = x->t->plan->parameters;
-  G2Z__TRY(g2z__saved_read(x->services, directory, &x->saved));
-  G2Z__TRY(g2z__loading_compare(x, G2Z_RESUME_SAME));
-  G2Z__TRY(g2z__transfer_sums(x, 0));
-  G2Z__TRY(g2z_weights_config(x->services, x->directory, &model));
+  G2Z_TRY(g2z__saved_read(x->services, directory, &x->saved));
+  G2Z_TRY(g2z__loading_compare(x, G2Z_RESUME_SAME));
+  G2Z_TRY(g2z__transfer_sums(x, 0));
+  G2Z_TRY(g2z_weights_config(x->services, x->directory, &model));
   x->vocab_hash = x->t->plan->model.vocab_hash;
-  G2Z__TRY(g2z__vocab_agree(x->services, &x->vocab_hash, model.vocab_hash, x->directory));
+  G2Z_TRY(g2z__vocab_agree(x->services, &x->vocab_hash, model.vocab_hash, x->directory));
   for (int b = G2Z_BUFFER_MASTER; b <= G2Z_BUFFER_V; b++) {
     uint64_t begin;
-    G2Z__TRY(g2z__transfer_buffer(x, (g2z_buffer)b, 0, &begin));
+    G2Z_TRY(g2z__transfer_buffer(x, (g2z_buffer)b, 0, &begin));
     const char *name = x->path.text + strlen(x->directory) + 1;
     const uint64_t end = begin + x->count * sizeof(float);
     if (b != G2Z_BUFFER_M && end != (uint64_t)g2z__saved_bytes(&x->saved, name))
@@ -11158,15 +11153,15 @@ G2Z__PRIVATE g2z_status g2z__loading_fill(g2z__transfer *x) {
   if (t->plan->device == G2Z_DEVICE_CUDA) { /* a GPU that lacks the algorithms chooses again */
     char *text;
     size_t bytes;
-    G2Z__TRY(g2z_read_file(x->services, g2z__transfer_name(x, "tuning.txt"), 1 << 24, &text,
-                           &bytes));
+    G2Z_TRY(g2z_read_file(x->services, g2z__transfer_name(x, "tuning.txt"), 1 << 24, &text,
+                          &bytes));
     if (bytes > 0 && g2z__tuning_read(t->device, text) != G2Z_OK)
       g2z_log(x->services, G2Z_LOG_WARNING, "%s: this run chooses its algorithms again, so sums "
               "may round differently from the run that saved", x->services->error);
     g2z_release(x->services, text);
   }
 
-  G2Z__TRY(g2z__transfer_elements(x, 0));
+  G2Z_TRY(g2z__transfer_elements(x, 0));
 
   /* If the optimizer has changed, both moments of Muon's weights start at zero. One optimizer's m
    * has no meaning for the other, and v = 0 with an old m would make AdamW's first steps 4.5 times
@@ -11179,8 +11174,8 @@ G2Z__PRIVATE g2z_status g2z__loading_fill(g2z__transfer *x) {
       size_t at = t->plan->unit[u].canonical + t->plan->offset[p];
       for (size_t end = info.muon ? at + info.elements : at, n; at < end; at += n) {
         n = end - at < x->chunk_elements ? end - at : x->chunk_elements;
-        G2Z__TRY(g2z_trainer_write(t, G2Z_BUFFER_M, at, n, x->chunk));
-        G2Z__TRY(g2z_trainer_write(t, G2Z_BUFFER_V, at, n, x->chunk));
+        G2Z_TRY(g2z_trainer_write(t, G2Z_BUFFER_M, at, n, x->chunk));
+        G2Z_TRY(g2z_trainer_write(t, G2Z_BUFFER_V, at, n, x->chunk));
       }
     }
 
@@ -11220,8 +11215,8 @@ G2Z__PRIVATE g2z_status g2z__loading_state(g2z__transfer *x) {
   }
   if (state.hysteresis > o->loss_scale_hysteresis) state.hysteresis = o->loss_scale_hysteresis;
   const g2z_ops *ops = t->device->ops;
-  G2Z__TRY(ops->upload(t->device, t->state, &state, sizeof state));
-  G2Z__TRY(ops->synchronize(t->device));
+  G2Z_TRY(ops->upload(t->device, t->state, &state, sizeof state));
+  G2Z_TRY(ops->synchronize(t->device));
   t->plan->model.vocab_hash = t->model.config.vocab_hash = x->vocab_hash;
   t->enqueued = t->resumed_step = state.step;
   t->resumed_tokens = x->saved.tokens;

@@ -188,8 +188,8 @@ static g2z_status g2z__launch(g2z_device *device, const char *name, void (*kerne
   cudaLaunchConfig_t config = {};
   int blocks;
   if (shared > G2Z__SHARED_UNASKED)
-    G2Z__TRY(g2z__occupancy(device, (const void *)kernel, (int)(block.x * block.y * block.z),
-                            shared, &blocks));
+    G2Z_TRY(g2z__occupancy(device, (const void *)kernel, (int)(block.x * block.y * block.z),
+                           shared, &blocks));
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
   config.gridDim = grid;
@@ -413,7 +413,7 @@ static g2z__cuda_spans *g2z__cuda_spans_of(const g2z_device *device) {
 
 static g2z_status g2z_cuda_timers_open(g2z_device *device) {
   void *memory;
-  G2Z__TRY(g2z_allocate(device->services, 1, sizeof(g2z__cuda_spans), &memory));
+  G2Z_TRY(g2z_allocate(device->services, 1, sizeof(g2z__cuda_spans), &memory));
   g2z__cuda_spans *s = (g2z__cuda_spans *)memory;
   device->timers->backend = s;
   for (int i = 0; i < G2Z__SPANS; i++) {
@@ -455,7 +455,7 @@ static g2z_status g2z__cuda_span_open(const g2z_device *device, g2z_span span,
     for (int other = 0; other < G2Z_SPAN_COUNT; other++) held |= s->open[other] == s->next;
   }
   const int i = s->next;
-  G2Z__TRY(g2z__cuda_span_count(device, i));
+  G2Z_TRY(g2z__cuda_span_count(device, i));
   s->span[i] = span;
   s->open[span] = i;
   G2Z__CUDA(device, cudaEventRecord(s->begin[i], stream));
@@ -539,7 +539,7 @@ static g2z_status g2z__cuda_find(g2z_services *services, const char *promise) {
  * -L prints it. Some launchers show each rank one GPU only, as number 0: hence the modulo. */
 static g2z_status g2z__cuda_select(g2z_services *services, int local_rank, char id[64]) {
   cudaDeviceProp properties;
-  G2Z__TRY(g2z_device_find_gpu(services));
+  G2Z_TRY(g2z_device_find_gpu(services));
   const int ordinal = local_rank % g2z__cuda_count();
   cudaError_t error = cudaSetDevice(ordinal);
   if (error == cudaSuccess) error = cudaGetDeviceProperties(&properties, ordinal);
@@ -1245,8 +1245,8 @@ static g2z_status g2z__embed_sort(g2z_device *device, g2z__embed_scratch *scratc
                        scratch->order, tokens, N);
   }
   if (scratch->sorted)
-    G2Z__TRY(g2z__launch(device, "g2z_k_count", g2z_k_count, (unsigned)g2z__blocks((size_t)N, 256),
-                         256, 0, scratch->count, N));
+    G2Z_TRY(g2z__launch(device, "g2z_k_count", g2z_k_count, (unsigned)g2z__blocks((size_t)N, 256),
+                        256, 0, scratch->count, N));
   int bits = 0;
   while ((1 << bits) < G2Z__MAX_VOCAB) bits++;
   G2Z__CUDA(device, cub::DeviceRadixSort::SortPairs(
@@ -1264,9 +1264,9 @@ static g2z_status g2z__embed_runs(g2z_device *device, D *dwte, const g2z__row_pa
   unsigned chunks = (unsigned)g2z__blocks((size_t)N, 8 * (size_t)run_rows);
   dim3 runs(chunks, packs, (unsigned)parts->count);
   dim3 seams(chunks, (unsigned)g2z__blocks((size_t)C, 32), (unsigned)parts->count);
-  G2Z__TRY(g2z__launch(device, "g2z_k_embed_bwd_runs", g2z_k_embed_bwd_runs<A, D, DROP>, runs,
-                       dim3(32, 8), 0, dwte, *parts, scratch->heads, scratch->tails,
-                       scratch->sorted, scratch->order, dout, dropout, N, C, run_rows));
+  G2Z_TRY(g2z__launch(device, "g2z_k_embed_bwd_runs", g2z_k_embed_bwd_runs<A, D, DROP>, runs,
+                      dim3(32, 8), 0, dwte, *parts, scratch->heads, scratch->tails,
+                      scratch->sorted, scratch->order, dout, dropout, N, C, run_rows));
   return g2z__launch(device, "g2z_k_embed_bwd_seams", g2z_k_embed_bwd_seams<D>, seams, dim3(32, 8),
                      0, dwte, *parts, scratch->heads, scratch->tails, scratch->sorted, N, C,
                      run_rows);
@@ -1280,16 +1280,16 @@ static g2z_status g2z__embed_bwd(g2z_device *device, float *dwte, G *dwpe, const
   const g2z__row_parts whole = {{{0, SIZE_MAX, 0}}, 1};
   g2z__embed_scratch scratch;
   memset(&scratch, 0, sizeof scratch);
-  G2Z__TRY(g2z__launch(device, "g2z_k_embed_bwd_wpe", g2z_k_embed_bwd_wpe<A, G, DROP>,
-                       (unsigned)g2z__blocks((size_t)T * (size_t)packs, 128), 128, 0, dwpe, dout,
-                       dropout, mode, B, T, C));
+  G2Z_TRY(g2z__launch(device, "g2z_k_embed_bwd_wpe", g2z_k_embed_bwd_wpe<A, G, DROP>,
+                      (unsigned)g2z__blocks((size_t)T * (size_t)packs, 128), 128, 0, dwpe, dout,
+                      dropout, mode, B, T, C));
   if (!dwte) return G2Z_OK;
-  G2Z__TRY(g2z__embed_sort(device, &scratch, tokens, N)); /* only sets cub_bytes */
+  G2Z_TRY(g2z__embed_sort(device, &scratch, tokens, N)); /* only sets cub_bytes */
   size_t list = g2z__align((size_t)N * sizeof(int32_t)), cub_bytes = g2z__align(scratch.cub_bytes);
   size_t chunks = g2z__blocks((size_t)N, (size_t)run_rows);
   size_t buffer = g2z__align(chunks * (size_t)C * sizeof(float));
   void *memory;
-  G2Z__TRY(g2z__scratch(device, cub_bytes + 3 * list + 2 * buffer, &memory));
+  G2Z_TRY(g2z__scratch(device, cub_bytes + 3 * list + 2 * buffer, &memory));
   char *at = (char *)memory;
   scratch.cub = at, at += cub_bytes;
   scratch.count = (int32_t *)at, at += list;
@@ -1297,7 +1297,7 @@ static g2z_status g2z__embed_bwd(g2z_device *device, float *dwte, G *dwpe, const
   scratch.order = (int32_t *)at, at += list;
   scratch.heads = (float *)at, at += buffer;
   scratch.tails = (float *)at;
-  G2Z__TRY(g2z__embed_sort(device, &scratch, tokens, N));
+  G2Z_TRY(g2z__embed_sort(device, &scratch, tokens, N));
   return g2z__embed_runs<A, float, DROP>(device, dwte, &whole, &scratch, dout, dropout, N, C,
                                          run_rows);
 }
@@ -1317,9 +1317,9 @@ static g2z_status g2z_cuda_embed_order(g2z_device *device, int32_t *order, const
   g2z__embed_scratch scratch;
   void *memory;
   memset(&scratch, 0, sizeof scratch);
-  G2Z__TRY(g2z__embed_sort(device, &scratch, tokens, N)); /* only sets cub_bytes */
+  G2Z_TRY(g2z__embed_sort(device, &scratch, tokens, N)); /* only sets cub_bytes */
   size_t cub_bytes = g2z__align(scratch.cub_bytes);
-  G2Z__TRY(g2z__scratch(device, cub_bytes + (size_t)N * sizeof(int32_t), &memory));
+  G2Z_TRY(g2z__scratch(device, cub_bytes + (size_t)N * sizeof(int32_t), &memory));
   scratch.cub = memory;
   scratch.count = (int32_t *)((char *)memory + cub_bytes);
   scratch.sorted = order;
@@ -1337,7 +1337,7 @@ static g2z_status g2z_cuda_embed_add(g2z_device *device, void *grads, const g2z_
   void *memory;
   if (count == 0) return G2Z_OK;
   memset(&scratch, 0, sizeof scratch);
-  G2Z__TRY(g2z__scratch(device, 2 * buffer, &memory));
+  G2Z_TRY(g2z__scratch(device, 2 * buffer, &memory));
   scratch.heads = (float *)memory;
   scratch.tails = (float *)((char *)memory + buffer);
   scratch.sorted = (int32_t *)order; /* only read from here on */
@@ -1346,9 +1346,9 @@ static g2z_status g2z_cuda_embed_add(g2z_device *device, void *grads, const g2z_
     g2z__row_parts some;
     some.count = count - first < G2Z__ROW_PARTS ? count - first : G2Z__ROW_PARTS;
     memcpy(some.part, parts + first, (size_t)some.count * sizeof *parts);
-    G2Z__TRY((g2z__embed_runs<A, G, G2Z__DROP_OFF>(device, (G *)grads, &some, &scratch,
-                                                   (const A *)rows, g2z__dropout_value(NULL), N, C,
-                                                   run_rows)));
+    G2Z_TRY((g2z__embed_runs<A, G, G2Z__DROP_OFF>(device, (G *)grads, &some, &scratch,
+                                                  (const A *)rows, g2z__dropout_value(NULL), N, C,
+                                                  run_rows)));
   }
   return G2Z_OK;
 }
@@ -1523,7 +1523,7 @@ static g2z_status g2z_cuda_layernorm_fwd(g2z_device *device, void *y, void *narr
   auto kernel = g2z_k_layernorm_fwd<A, 2, G2Z__TEAM_BLOCK>;
   const bool warp = K <= G2Z__ROW_WARP_PACKS;
   if (warp) kernel = warps[K - 1];
-  else G2Z__TRY(g2z__row_threads(device, packs, &threads, &K));
+  else G2Z_TRY(g2z__row_threads(device, packs, &threads, &K));
   G2Z_ASSERT(warp || K == 2);
   unsigned rows = warp ? 8 : 1;
   return g2z__launch(device, "g2z_k_layernorm_fwd", kernel,
@@ -1794,16 +1794,16 @@ static g2z_status g2z__layernorm_bwd_run(g2z_device *device, g2z__layernorm_bwd_
   if (teams > rows) teams = rows;
   if (teams > room) teams = room < 1 ? 1 : room; /* if 1 does not fit, CUDA reports it */
   ring *= (size_t)teams;
-  G2Z__TRY(g2z__occupancy(device, (const void *)kernel, threads * teams, ring, &blocks));
+  G2Z_TRY(g2z__occupancy(device, (const void *)kernel, threads * teams, ring, &blocks));
   size_t wanted = g2z__blocks((size_t)data.N, (size_t)teams);
   blocks = (blocks < 1 ? 1 : blocks) * cuda->sms;
   if ((size_t)blocks > wanted) blocks = (int)wanted;
   void *memory;
-  G2Z__TRY(g2z__scratch(device, (size_t)blocks * (size_t)tensors * (size_t)data.C * sizeof(float),
-                        &memory));
+  G2Z_TRY(g2z__scratch(device, (size_t)blocks * (size_t)tensors * (size_t)data.C * sizeof(float),
+                       &memory));
   data.partial = (float *)memory;
-  G2Z__TRY(g2z__launch(device, "g2z_k_layernorm_bwd", kernel, (unsigned)blocks,
-                       dim3((unsigned)threads, (unsigned)teams), ring, data));
+  G2Z_TRY(g2z__launch(device, "g2z_k_layernorm_bwd", kernel, (unsigned)blocks,
+                      dim3((unsigned)threads, (unsigned)teams), ring, data));
   return g2z__add_slabs<G>(device, data.partial, blocks, data.C, mode, dw, db, dbias);
 }
 
@@ -1828,7 +1828,7 @@ static g2z_status g2z_cuda_layernorm_bwd(g2z_device *device, void *dres, void *d
   data.N = N;
   data.C = C;
   int threads, K, drops = g2z__dropout_on(dropout) && dropped;
-  G2Z__TRY(g2z__row_threads(device, C / g2z__lanes<A>, &threads, &K));
+  G2Z_TRY(g2z__row_threads(device, C / g2z__lanes<A>, &threads, &K));
   auto run = K == 1 ? drops ? g2z__layernorm_bwd_run<A, G, 1, G2Z__DROP_ON>
                             : g2z__layernorm_bwd_run<A, G, 1, G2Z__DROP_OFF>
              : drops ? g2z__layernorm_bwd_run<A, G, 2, G2Z__DROP_ON>
@@ -2266,7 +2266,7 @@ static g2z_status g2z__lt_multiply(g2z_device *device, const g2z__lt_key *key,
                                    const g2z__lt_operands *on) {
   g2z__lt_product *product = g2z__lt_find(device, key);
   int known = product != NULL;
-  if (!known) G2Z__TRY(g2z__lt_add(device, key, &product));
+  if (!known) G2Z_TRY(g2z__lt_add(device, key, &product));
   g2z_status status = g2z__lt_aim(device, product, on);
   if (status == G2Z_OK && !known) status = g2z__lt_tune(device, product, on);
   if (status != G2Z_OK) {
@@ -2295,7 +2295,7 @@ static g2z_status g2z_cuda_tuning(g2z_device *device, char **text) {
   const size_t line = 640; /* the longest line: a product's numbers, names and time */
   size_t room = (size_t)(cuda->product_count + 1) * line, at = 0;
   void *memory;
-  G2Z__TRY(g2z_allocate(device->services, room, 1, &memory));
+  G2Z_TRY(g2z_allocate(device->services, room, 1, &memory));
   char *out = *text = (char *)memory;
   g2z__lt_table_head(device, out, 512);
   at = strlen(out);
@@ -2388,7 +2388,7 @@ static g2z_status g2z_cuda_tuning_read(g2z_device *device, const char *text) {
     if (product && product->us > 0) continue;
     if (cuda->products_timed >= G2Z__PRODUCTS_TIMED) break;
     if (product) g2z__lt_free(product);
-    G2Z__TRY(g2z__lt_add(device, &key, &product));
+    G2Z_TRY(g2z__lt_add(device, &key, &product));
     if (!g2z__lt_accepts(device, product, way, &algo)) {
       g2z__lt_free(product);
       return g2z_fail(device->services, G2Z_FORMAT,
@@ -2469,12 +2469,12 @@ static g2z_status g2z__lt_fused_or(g2z_device *device, const g2z__lt_key *key,
     memset(&best, 0, sizeof best);
     best.key = *key;
     best.way = device->tune == G2Z_TUNE_OWN ? G2Z__WAY_HOPPER : G2Z__WAY_CUBLASLT;
-    if (best.way == G2Z__WAY_CUBLASLT) G2Z__TRY(apart()); /* also times its plain product */
+    if (best.way == G2Z__WAY_CUBLASLT) G2Z_TRY(apart()); /* also times its plain product */
     if (g2z__lt_may_time(device)) {
       g2z__lt_try(device, &best, on, G2Z__WAY_CUBLASLT, NULL, [&] { return apart() == G2Z_OK; });
       g2z__lt_try(device, &best, on, G2Z__WAY_HOPPER, NULL, [&] { return run() == G2Z_OK; });
     }
-    G2Z__TRY(g2z__lt_add(device, key, &product));
+    G2Z_TRY(g2z__lt_add(device, key, &product));
     product->way = best.way;
     product->us = best.us;
     if (best.us > 0) g2z__cuda_of(device)->products_timed++;
@@ -2667,7 +2667,7 @@ static g2z_status g2z_cuda_linear_fwd(g2z_device *device, void *y, void *narrow_
   const g2z_narrow_weight *ready = narrow_x ? g2z__narrow_ready(device, w) : NULL;
   size_t narrow_w = narrow_x && !ready ? (size_t)O * G2Z_NARROW_ROW(I) : 0;
   void *memory = NULL;
-  if (bytes + narrow_w) G2Z__TRY(g2z__scratch(device, bytes + narrow_w, &memory));
+  if (bytes + narrow_w) G2Z_TRY(g2z__scratch(device, bytes + narrow_w, &memory));
   if (apart) on.d = memory;
   const g2z__lt_key plain = key;
   if (slope) key.epilogue = G2Z__EPILOGUE_GELU;
@@ -2677,20 +2677,20 @@ static g2z_status g2z_cuda_linear_fwd(g2z_device *device, void *y, void *narrow_
     return g2z__lt_fused_or(device, &key, &on, [&] {
       g2z__lt_operands product = g2z__lt_rows(slope, x, w);
       product.bias = bias;
-      G2Z__TRY(g2z__lt_multiply(device, &plain, &product));
+      G2Z_TRY(g2z__lt_multiply(device, &plain, &product));
       return g2z__launch(device, "g2z_k_gelu_fwd", g2z_k_gelu_fwd<A>,
                          (unsigned)g2z__blocks(packs, 256), 256, 0, (A *)y, (A *)slope, packs);
     }, &fused);
   }
-  if (!narrow_x) G2Z__TRY(g2z__lt_multiply(device, &key, &on));
+  if (!narrow_x) G2Z_TRY(g2z__lt_multiply(device, &key, &on));
   else if constexpr (sizeof(A) == 2) {
     const g2z_narrow_weight own = {w, (uint8_t *)memory + bytes, NULL, I, O};
-    if (!ready) G2Z__TRY(g2z__narrow_launch<A>(device, &own, 1));
+    if (!ready) G2Z_TRY(g2z__narrow_launch<A>(device, &own, 1));
     if (slope) on.narrow = narrow_y;
     on.a = ready ? ready->columns : own.columns;
     on.b = narrow_x;
     g2z__narrow_key(&key, CUDA_R_8F_E4M3);
-    G2Z__TRY(g2z__hopper_product_run(device, &key, &on));
+    G2Z_TRY(g2z__hopper_product_run(device, &key, &on));
   }
   if (!drops) return G2Z_OK;
   return g2z__launch(device, "g2z_k_residual_dropout", g2z_k_residual_dropout<A>,
@@ -2719,7 +2719,7 @@ static g2z_status g2z_cuda_linear_bwd_data(g2z_device *device, void *dx, void *d
   void *memory = NULL;
   int fused = 1;
   if (sums + narrow_w + narrow_dy)
-    G2Z__TRY(g2z__scratch(device, sums + narrow_w + narrow_dy, &memory));
+    G2Z_TRY(g2z__scratch(device, sums + narrow_w + narrow_dy, &memory));
   on.slope = (void *)slope;
   on.sums = (float *)memory;
   g2z__lt_key key = plain;
@@ -2728,21 +2728,21 @@ static g2z_status g2z_cuda_linear_bwd_data(g2z_device *device, void *dx, void *d
     if constexpr (std::is_same<A, __half>::value) {
       uint8_t *to = (uint8_t *)memory + sums;
       if (!ready)
-        G2Z__TRY(g2z__narrow<__nv_fp8_e4m3>(device, to, (const A *)w, G2Z__E4M3_W, I, O));
+        G2Z_TRY(g2z__narrow<__nv_fp8_e4m3>(device, to, (const A *)w, G2Z__E4M3_W, I, O));
       on.a = ready ? ready->rows : to;
       on.b = slope && !both ? to + narrow_w : (uint8_t *)narrow;
       if (slope) {
-        G2Z__TRY(both ? g2z__narrow_both<__nv_fp8_e5m2>(device, narrow, (const A *)dy, N, O)
-                      : g2z__narrow<__nv_fp8_e5m2>(device, to + narrow_w, (const A *)dy, 1, N, O));
+        G2Z_TRY(both ? g2z__narrow_both<__nv_fp8_e5m2>(device, narrow, (const A *)dy, N, O)
+                     : g2z__narrow<__nv_fp8_e5m2>(device, to + narrow_w, (const A *)dy, 1, N, O));
         on.narrow = both ? dx : narrow;
       }
       g2z__narrow_key(&key, CUDA_R_8F_E5M2);
-      G2Z__TRY(g2z__hopper_product_run(device, &key, &on));
+      G2Z_TRY(g2z__hopper_product_run(device, &key, &on));
     }
   } else
-    G2Z__TRY(g2z__lt_fused_or(device, &key, &on, [&] {
+    G2Z_TRY(g2z__lt_fused_or(device, &key, &on, [&] {
       g2z__lt_operands product = g2z__lt_rows(dx, dy, w);
-      G2Z__TRY(g2z__lt_multiply(device, &plain, &product));
+      G2Z_TRY(g2z__lt_multiply(device, &plain, &product));
       return g2z__column_slabs<A, G2Z__COLUMNS_TIMES>(device, on.sums, (A *)dx, (const A *)slope,
                                                       N, I);
     }, &fused));
@@ -5059,28 +5059,28 @@ static g2z_status g2z__hopper_bwd_run(g2z_device *device, A *dqkv, void *narrow,
   int parts = (B * NH - x.cut.whole) * max(x.cut.splits, 2), slabs = B * x.slabs;
   size_t stats_floats = 2 * heads * pitch, sums_floats = (size_t)slabs * 3 * (size_t)(NH * 64);
   void *scratch;
-  G2Z__TRY(g2z__scratch(device, (stats_floats + tiles * 4096 + sums_floats) * sizeof(float),
-                        &scratch));
+  G2Z_TRY(g2z__scratch(device, (stats_floats + tiles * 4096 + sums_floats) * sizeof(float),
+                       &scratch));
   float *stats = (float *)scratch;
   x.dq = (float4 *)(stats + stats_floats);
   x.parts = x.dq + (size_t)min(x.cut.whole, sms) * (((size_t)T + 63) / 64) * 1024;
   x.sums = (float *)(x.dq + tiles * 1024);
   CUtensorMap qkv_map, dout_map, stats_map;
-  G2Z__TRY(g2z__hopper_map(device, &qkv_map, qkv, 3 * NH, T, B));
-  G2Z__TRY(g2z__hopper_map(device, &dout_map, dout, NH, T, B));
+  G2Z_TRY(g2z__hopper_map(device, &qkv_map, qkv, 3 * NH, T, B));
+  G2Z_TRY(g2z__hopper_map(device, &dout_map, dout, NH, T, B));
   /* stats[heads,2,pitch] in boxes of 64 queries and both statistics of a head */
   const cuuint64_t sizes[2] = {pitch, 2 * heads}, strides[1] = {pitch * sizeof(float)};
   const cuuint32_t box[2] = {64, 2};
-  G2Z__TRY(g2z__tensor_map(device, &stats_map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 2, stats, sizes,
-                           strides, box, CU_TENSOR_MAP_SWIZZLE_NONE));
-  G2Z__TRY(g2z__launch(device, "g2z_k_attention_hopper_stats", g2z_k_attention_hopper_stats<A>,
-                       (unsigned)(heads * pitch / 32), 256, 0, x, stats, dout, out, lse));
-  G2Z__TRY(g2z__launch(device, "g2z_k_attention_hopper_bwd", g2z_k_attention_hopper_bwd<A>,
-                       (unsigned)min(x.items, sms), 512, G2Z__HOPPER_BWD_BYTES, x, qkv_map,
-                       dout_map, stats_map));
+  G2Z_TRY(g2z__tensor_map(device, &stats_map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 2, stats, sizes,
+                          strides, box, CU_TENSOR_MAP_SWIZZLE_NONE));
+  G2Z_TRY(g2z__launch(device, "g2z_k_attention_hopper_stats", g2z_k_attention_hopper_stats<A>,
+                      (unsigned)(heads * pitch / 32), 256, 0, x, stats, dout, out, lse));
+  G2Z_TRY(g2z__launch(device, "g2z_k_attention_hopper_bwd", g2z_k_attention_hopper_bwd<A>,
+                      (unsigned)min(x.items, sms), 512, G2Z__HOPPER_BWD_BYTES, x, qkv_map,
+                      dout_map, stats_map));
   if (parts > 0)
-    G2Z__TRY(g2z__launch(device, "g2z_k_attention_hopper_dq", g2z_k_attention_hopper_dq<A>,
-                         (unsigned)parts, 256, 0, x));
+    G2Z_TRY(g2z__launch(device, "g2z_k_attention_hopper_dq", g2z_k_attention_hopper_dq<A>,
+                        (unsigned)parts, 256, 0, x));
   return g2z__add_slabs<G>(device, x.sums, slabs, 3 * NH * 64, mode, dbias);
 }
 
@@ -5117,10 +5117,10 @@ template <typename A, int HSP, g2z__drop DROP>
 static g2z_status g2z__attention_bwd_run(g2z_device *device, const g2z__att_data<A> &x) {
   constexpr int Q_BYTES = 4 * g2z__tile_bytes<HSP>;
   constexpr int KV_BYTES = Q_BYTES + 2 * G2Z__ATT_STEP * (int)sizeof(float2);
-  G2Z__TRY(g2z__launch(device, "g2z_k_attention_bwd_q", g2z_k_attention_bwd_q<A, HSP, DROP>,
-                       g2z__att_grid(x.B, x.T, x.NH, G2Z__ATT_ROWS), g2z__att_threads<HSP>, Q_BYTES,
-                       x.dqkv, x.stats, x.q_sums, x.dout, x.forward, x.lse, x.qkv, x.dropout, x.T,
-                       x.NH, x.HS(), x.scale()));
+  G2Z_TRY(g2z__launch(device, "g2z_k_attention_bwd_q", g2z_k_attention_bwd_q<A, HSP, DROP>,
+                      g2z__att_grid(x.B, x.T, x.NH, G2Z__ATT_ROWS), g2z__att_threads<HSP>, Q_BYTES,
+                      x.dqkv, x.stats, x.q_sums, x.dout, x.forward, x.lse, x.qkv, x.dropout, x.T,
+                      x.NH, x.HS(), x.scale()));
   return g2z__launch(device, "g2z_k_attention_bwd_kv", g2z_k_attention_bwd_kv<A, HSP, DROP>,
                      g2z__att_grid(x.B, x.T, x.NH, G2Z__ATT_STEP), G2Z__ATT_KV_THREADS, KV_BYTES,
                      x.dqkv, x.kv_sums, x.stats, x.dout, x.qkv, x.dropout, x.T, x.NH, x.HS(),
@@ -5143,8 +5143,8 @@ static g2z_status g2z__attention_plain_part(g2z_device *device, const g2z__att_d
 }
 template <typename A, int HSP>
 static g2z_status g2z__attention_plain_bwd_run(g2z_device *device, const g2z__att_data<A> &x) {
-  G2Z__TRY((g2z__attention_plain_part<A, HSP, G2Z__PLAIN_DQ>(device, x)));
-  G2Z__TRY((g2z__attention_plain_part<A, HSP, G2Z__PLAIN_DK>(device, x)));
+  G2Z_TRY((g2z__attention_plain_part<A, HSP, G2Z__PLAIN_DQ>(device, x)));
+  G2Z_TRY((g2z__attention_plain_part<A, HSP, G2Z__PLAIN_DK>(device, x)));
   return g2z__attention_plain_part<A, HSP, G2Z__PLAIN_DV>(device, x);
 }
 
@@ -5173,7 +5173,7 @@ static g2z_status g2z_cuda_attention_fwd(g2z_device *device, void *out, void *na
       const g2z__hopper_fwd<A> on = {x.out, (uint8_t *)narrow, lse, cuda->taken,
                                      B * NH * ((T + 127) / 128), T, NH, 0.125f};
       CUtensorMap map;
-      G2Z__TRY(g2z__hopper_map(device, &map, x.qkv, 3 * NH, T, B));
+      G2Z_TRY(g2z__hopper_map(device, &map, x.qkv, 3 * NH, T, B));
       return g2z__launch(device, "g2z_k_attention_hopper_fwd", g2z_k_attention_hopper_fwd<A>,
                          (unsigned)min(on.items, cuda->sms), 640, G2Z__HOPPER_FWD_BYTES, on, map);
     }
@@ -5183,7 +5183,7 @@ static g2z_status g2z_cuda_attention_fwd(g2z_device *device, void *out, void *na
             : drops ? g2z__attention_fwd_run<A, 128, G2Z__DROP_ON>
                     : g2z__attention_fwd_run<A, 128, G2Z__DROP_OFF>;
   }
-  G2Z__TRY(run(device, x));
+  G2Z_TRY(run(device, x));
   if constexpr (sizeof(A) == 2)
     if (narrow) return g2z__narrow<__nv_fp8_e4m3>(device, narrow, x.out, G2Z__E4M3_X, B * T, C);
   return G2Z_OK;
@@ -5203,8 +5203,8 @@ static g2z_status g2z_cuda_attention_bwd(g2z_device *device, void *dqkv, void *n
   const int both = narrow && g2z_narrow_columns(device, B * T, C);
   if constexpr (sizeof(A) == 2)
     if (x.HS() == 64 && !g2z__dropout_on(dropout) && g2z__cuda_of(device)->hopper) {
-      G2Z__TRY((g2z__hopper_bwd_run<A, G>(device, both ? NULL : x.dqkv, narrow, (G *)dbias, x.dout,
-                                          x.forward, lse, x.qkv, mode, B, T, NH)));
+      G2Z_TRY((g2z__hopper_bwd_run<A, G>(device, both ? NULL : x.dqkv, narrow, (G *)dbias, x.dout,
+                                         x.forward, lse, x.qkv, mode, B, T, NH)));
       if (!both) return G2Z_OK;
       return g2z__launch(device, "g2z_k_columns", g2z_k_columns,
                          dim3((unsigned)(B * T / 32), (unsigned)g2z__blocks(3 * (size_t)C, 256)),
@@ -5219,7 +5219,7 @@ static g2z_status g2z_cuda_attention_bwd(g2z_device *device, void *dqkv, void *n
   const size_t queries = (size_t)B * (size_t)T * (size_t)NH;
   const size_t stats = g2z__align(queries * sizeof(float2));
   void *scratch;
-  G2Z__TRY(g2z__scratch(device, stats + slabs * (size_t)C * sizeof(float), &scratch));
+  G2Z_TRY(g2z__scratch(device, stats + slabs * (size_t)C * sizeof(float), &scratch));
   x.stats = (float2 *)scratch;
   x.q_sums = (float *)((char *)scratch + stats);
   x.kv_sums = x.q_sums + q_slabs * (size_t)C;
@@ -5232,14 +5232,14 @@ static g2z_status g2z_cuda_attention_bwd(g2z_device *device, void *dqkv, void *n
                             : g2z__attention_bwd_run<A, 64, G2Z__DROP_OFF>
             : drops ? g2z__attention_bwd_run<A, 128, G2Z__DROP_ON>
                     : g2z__attention_bwd_run<A, 128, G2Z__DROP_OFF>;
-  G2Z__TRY(run(device, x));
+  G2Z_TRY(run(device, x));
   if (tensor) {
-    G2Z__TRY(g2z__add_slabs<G>(device, x.q_sums, (int)q_slabs, C, mode, (G *)dbias));
-    G2Z__TRY(g2z__add_slabs<G>(device, x.kv_sums, (int)kv_slabs, 2 * C, mode, (G *)dbias + C));
+    G2Z_TRY(g2z__add_slabs<G>(device, x.q_sums, (int)q_slabs, C, mode, (G *)dbias));
+    G2Z_TRY(g2z__add_slabs<G>(device, x.kv_sums, (int)kv_slabs, 2 * C, mode, (G *)dbias + C));
   } else {
-    G2Z__TRY((g2z__column_slabs<A, G2Z__COLUMNS_PLAIN>(device, x.q_sums, x.dqkv, NULL, B * T,
-                                                       3 * C)));
-    G2Z__TRY(g2z__add_slabs<G>(device, x.q_sums, g2z__slabs(B * T), 3 * C, mode, (G *)dbias));
+    G2Z_TRY((g2z__column_slabs<A, G2Z__COLUMNS_PLAIN>(device, x.q_sums, x.dqkv, NULL, B * T,
+                                                      3 * C)));
+    G2Z_TRY(g2z__add_slabs<G>(device, x.q_sums, g2z__slabs(B * T), 3 * C, mode, (G *)dbias));
   }
   if constexpr (sizeof(A) == 2)
     if (narrow)
@@ -6145,13 +6145,13 @@ static g2z_status g2z__hopper_product_run(g2z_device *device, const g2z__lt_key 
   const int N = key->n, K = key->k, M = key->m;
   CUtensorMap left, right, out, other;
   const int type = key->type, type_d = key->type_d;
-  G2Z__TRY(g2z__product_map(device, &left, type, on->b, N, K, key->ld_b, G2Z__PRODUCT_ROWS));
+  G2Z_TRY(g2z__product_map(device, &left, type, on->b, N, K, key->ld_b, G2Z__PRODUCT_ROWS));
   if (key->transpose_a)
-    G2Z__TRY(g2z__product_map(device, &right, type, on->a, M, K, key->ld_a, G2Z__PRODUCT_COLUMNS));
-  else G2Z__TRY(g2z__product_map(device, &right, type, on->a, K, M, key->ld_a, 64));
-  G2Z__TRY(g2z__product_map(device, &out, type_d, on->d, N, M, key->ld_d, 16));
+    G2Z_TRY(g2z__product_map(device, &right, type, on->a, M, K, key->ld_a, G2Z__PRODUCT_COLUMNS));
+  else G2Z_TRY(g2z__product_map(device, &right, type, on->a, K, M, key->ld_a, 64));
+  G2Z_TRY(g2z__product_map(device, &out, type_d, on->d, N, M, key->ld_d, 16));
   const void *beside = on->c ? on->c : on->slope ? on->slope : on->d;
-  G2Z__TRY(g2z__product_map(device, &other, type_d, beside, N, M, key->ld_d, 16));
+  G2Z_TRY(g2z__product_map(device, &other, type_d, beside, N, M, key->ld_d, 16));
   g2z__product_data x;
   memset(&x, 0, sizeof x);
   x.bias = on->bias;
@@ -6582,11 +6582,11 @@ static g2z_status g2z__head_exponentials(g2z_device *device, const g2z__head_chu
   g2z__lt_key key = g2z__lt_rows_key<A, A>(device, x->n, x->C, ld, G2Z__AS_IT_IS, G2Z__TRANSPOSED,
                                            ld, CUBLASLT_EPILOGUE_DEFAULT);
   g2z__lt_operands on = g2z__lt_rows(x->logits, x->h, x->wte);
-  G2Z__TRY(g2z__lt_multiply(device, &key, &on));
+  G2Z_TRY(g2z__lt_multiply(device, &key, &on));
   constexpr g2z__head_numbers NARROW = sizeof(A) == 2 ? G2Z__HEAD_E4M3 : G2Z__HEAD_ACT;
   auto guess = device->fp8 ? g2z_k_head_guess<A, NARROW> : g2z_k_head_guess<A, G2Z__HEAD_ACT>;
-  G2Z__TRY(g2z__launch(device, "g2z_k_head_guess", guess, (unsigned)g2z__blocks((size_t)x->n, 8),
-                       256, 0, *rows, *x, (const A *)x->logits, ld));
+  G2Z_TRY(g2z__launch(device, "g2z_k_head_guess", guess, (unsigned)g2z__blocks((size_t)x->n, 8),
+                      256, 0, *rows, *x, (const A *)x->logits, ld));
   key = g2z__head_key<A>(device, x->n, x->C, x->Vp);
   if (device->fp8) {
     g2z__narrow_key(&key, CUDA_R_8F_E4M3);
@@ -6600,9 +6600,9 @@ static g2z_status g2z__head_exponentials(g2z_device *device, const g2z__head_chu
   on.rows.words = x->V;
   for (int time = G2Z__ROWS_FIRST; time <= G2Z__ROWS_AGAIN; time++) {
     on.rows.again = time == G2Z__ROWS_AGAIN ? rows->again : NULL;
-    G2Z__TRY(g2z__hopper_product_run(device, &key, &on));
-    G2Z__TRY(g2z__launch(device, "g2z_k_head_rows", g2z_k_head_rows<A>, 4 * down, 256, 0, *rows, *x,
-                         across, (g2z__rows_time)time));
+    G2Z_TRY(g2z__hopper_product_run(device, &key, &on));
+    G2Z_TRY(g2z__launch(device, "g2z_k_head_rows", g2z_k_head_rows<A>, 4 * down, 256, 0, *rows, *x,
+                        across, (g2z__rows_time)time));
   }
   return G2Z_OK;
 }
@@ -6629,8 +6629,8 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *
     const size_t narrow_wte = fp8 * g2z__align((size_t)Vp * G2Z_NARROW_ROW(C));
     const size_t more = narrow ? (size_t)C * (size_t)Vp + row + 256 : 0;
     void *memory;
-    G2Z__TRY(g2z__scratch(device, again + 4 * row + shared + narrow_h + narrow_wte + more,
-                          &memory));
+    G2Z_TRY(g2z__scratch(device, again + 4 * row + shared + narrow_h + narrow_wte + more,
+                         &memory));
     char *to = (char *)memory;
     rows.again = (int4 *)to, to += again;
     rows.reference = (float *)to, to += row;
@@ -6659,21 +6659,21 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *
     if constexpr (sizeof(A) == 2)
       if (fused && device->fp8 && first == 0) { /* once for all chunks */
         const g2z_narrow_weight one = {wte, rows.words, rows.narrow_wte, Vp, C};
-        G2Z__TRY(narrow ? g2z__narrow_launch<A>(device, &one, 1, 1)
-                        : g2z__narrow<__nv_fp8_e4m3>(device, rows.narrow_wte, x.wte, G2Z__E4M3_W,
-                                                     Vp, C));
+        G2Z_TRY(narrow ? g2z__narrow_launch<A>(device, &one, 1, 1)
+                       : g2z__narrow<__nv_fp8_e4m3>(device, rows.narrow_wte, x.wte, G2Z__E4M3_W,
+                                                    Vp, C));
       }
-    if (fused) G2Z__TRY(g2z__head_exponentials(device, &x, &rows));
+    if (fused) G2Z_TRY(g2z__head_exponentials(device, &x, &rows));
     else { /* losses from logits; if dh is wanted, the gradient overwrites the logits */
       g2z__lt_key key = g2z__lt_rows_key<A, A>(device, n, C, Vp, G2Z__AS_IT_IS, G2Z__TRANSPOSED, Vp,
                                                CUBLASLT_EPILOGUE_DEFAULT);
       g2z__lt_operands on = g2z__lt_rows(x.logits, x.h, x.wte);
-      G2Z__TRY(g2z__lt_multiply(device, &key, &on));
+      G2Z_TRY(g2z__lt_multiply(device, &key, &on));
       auto entropy = dh ? g2z_k_cross_entropy<A, G2Z__LOSS_AND_GRADIENT>
                         : g2z_k_cross_entropy<A, G2Z__LOSS_ONLY>;
-      G2Z__TRY(g2z__launch(device, "g2z_k_cross_entropy", entropy, (unsigned)(n < sms ? n : sms),
-                           G2Z__ENTROPY_THREADS, 0, x.logits, x.losses, targets + first, state,
-                           dloss, n, V, Vp));
+      G2Z_TRY(g2z__launch(device, "g2z_k_cross_entropy", entropy, (unsigned)(n < sms ? n : sms),
+                          G2Z__ENTROPY_THREADS, 0, x.logits, x.losses, targets + first, state,
+                          dloss, n, V, Vp));
     }
     if (!dh) continue;
     auto weight_key = dwte_dtype == G2Z_FP32 ? g2z__lt_rows_key<A, float> : g2z__lt_rows_key<A, G>;
@@ -6686,7 +6686,7 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *
       on.scale = rows.scale;
     }
     if (first > 0 || mode == G2Z_ACCUMULATE) on.c = dwte;
-    G2Z__TRY(g2z__lt_multiply(device, &key, &on));
+    G2Z_TRY(g2z__lt_multiply(device, &key, &on));
     auto data_key = fused ? g2z__lt_rows_key<A, float> : g2z__lt_rows_key<A, A>;
     key = data_key(device, n, Vp, C, G2Z__AS_IT_IS, G2Z__AS_IT_IS, C, CUBLASLT_EPILOGUE_DEFAULT);
     on = g2z__lt_rows(fused ? (void *)rows.dh : x.dh, logits, wte);
@@ -6695,11 +6695,11 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *
       on.a = rows.words;
       on.factor = 1 / G2Z__E4M3_W;
     }
-    G2Z__TRY(g2z__lt_multiply(device, &key, &on));
+    G2Z_TRY(g2z__lt_multiply(device, &key, &on));
     size_t packs = (size_t)n * (size_t)(C / g2z__lanes<A>);
     if (fused)
-      G2Z__TRY(g2z__launch(device, "g2z_k_head_scale", g2z_k_head_scale<A>,
-                           (unsigned)g2z__blocks(packs, 256), 256, 0, rows, x));
+      G2Z_TRY(g2z__launch(device, "g2z_k_head_scale", g2z_k_head_scale<A>,
+                          (unsigned)g2z__blocks(packs, 256), 256, 0, rows, x));
   }
   return g2z__launch(device, "g2z_k_add_losses", g2z_k_add_losses, 1, 1024, 0, loss_sum, losses, N);
 }
@@ -6792,15 +6792,15 @@ template <typename G>
 static g2z_status g2z_cuda_grad_sumsq(g2z_device *device, double *sum, const void *grads,
                                       const g2z_range *ranges, int count) {
   void *partial;
-  G2Z__TRY(g2z__scratch(device, G2Z__SUMSQ_BLOCKS * sizeof(double), &partial));
+  G2Z_TRY(g2z__scratch(device, G2Z__SUMSQ_BLOCKS * sizeof(double), &partial));
   for (int first = 0; first < count; first += G2Z__PIECES) {
     g2z__pieces pieces;
     pieces.count = count - first < G2Z__PIECES ? count - first : G2Z__PIECES;
     memcpy(pieces.range, ranges + first, (size_t)pieces.count * sizeof *ranges);
-    G2Z__TRY(g2z__launch(device, "g2z_k_sumsq", g2z_k_sumsq<G>, G2Z__SUMSQ_BLOCKS, 256, 0,
-                         (double *)partial, (const G *)grads, pieces));
-    G2Z__TRY(g2z__launch(device, "g2z_k_sumsq_end", g2z_k_sumsq_end, 1, G2Z__SUMSQ_BLOCKS, 0, sum,
-                         (const double *)partial));
+    G2Z_TRY(g2z__launch(device, "g2z_k_sumsq", g2z_k_sumsq<G>, G2Z__SUMSQ_BLOCKS, 256, 0,
+                        (double *)partial, (const G *)grads, pieces));
+    G2Z_TRY(g2z__launch(device, "g2z_k_sumsq_end", g2z_k_sumsq_end, 1, G2Z__SUMSQ_BLOCKS, 0, sum,
+                        (const double *)partial));
   }
   return G2Z_OK;
 }
@@ -7230,22 +7230,22 @@ static g2z_status g2z__newton_schulz(g2z_device *device, const g2z__matrix_list 
   H *p = a + (size_t)count * square;
   const dim3 grid(G2Z__SQUARE_PARTS, (unsigned)count);
   void *partial;
-  G2Z__TRY(g2z__scratch(device, (size_t)count * G2Z__SQUARE_PARTS * sizeof(double), &partial));
-  G2Z__TRY(g2z__launch(device, "g2z_k_squares", g2z_k_squares, grid, 256, 0, (double *)partial,
-                       *list));
-  G2Z__TRY(g2z__launch(device, "g2z_k_normalize", g2z_k_normalize, grid, 256, 0, x,
-                       (const double *)partial, *list));
+  G2Z_TRY(g2z__scratch(device, (size_t)count * G2Z__SQUARE_PARTS * sizeof(double), &partial));
+  G2Z_TRY(g2z__launch(device, "g2z_k_squares", g2z_k_squares, grid, 256, 0, (double *)partial,
+                      *list));
+  G2Z_TRY(g2z__launch(device, "g2z_k_normalize", g2z_k_normalize, grid, 256, 0, x,
+                      (const double *)partial, *list));
   for (int step = 0; step < G2Z_ORTHOGONALIZE_STEPS; step++) {
-    G2Z__TRY(g2z__batch_multiply(device, gram, {count, elements, elements, square, 1, 0}, a, x, x,
-                                 NULL));
-    G2Z__TRY(g2z__batch_multiply(device, squared,
-                                 {count, square, square, square, G2Z_ORTHOGONALIZE_C,
+    G2Z_TRY(g2z__batch_multiply(device, gram, {count, elements, elements, square, 1, 0}, a, x, x,
+                                NULL));
+    G2Z_TRY(g2z__batch_multiply(device, squared,
+                                {count, square, square, square, G2Z_ORTHOGONALIZE_C,
                                   G2Z_ORTHOGONALIZE_B},
-                                 p, a, a, a));
-    G2Z__TRY(g2z__batch_multiply(device, next,
-                                 {count, tall ? square : elements, tall ? elements : square,
+                                p, a, a, a));
+    G2Z_TRY(g2z__batch_multiply(device, next,
+                                {count, tall ? square : elements, tall ? elements : square,
                                   elements, 1, G2Z_ORTHOGONALIZE_A},
-                                 other, tall ? x : p, tall ? p : x, x));
+                                other, tall ? x : p, tall ? p : x, x));
     H *swap = x;
     x = other, other = swap;
   }
@@ -7268,7 +7268,7 @@ static g2z_status g2z_cuda_orthogonalize(g2z_device *device, void *area, const g
       int end = (int)((int64_t)total * (group + 1) / groups);
       g2z__matrix_list list = {(__nv_bfloat16 *)area + shape->at, shape->rows, shape->columns,
                                shape->matrices, first};
-      G2Z__TRY(g2z__newton_schulz(device, &list, end - first, work));
+      G2Z_TRY(g2z__newton_schulz(device, &list, end - first, work));
     }
   }
   return G2Z_OK;
@@ -7316,7 +7316,7 @@ static g2z_status g2z__cuda_copy_seconds(g2z_comm *comm, size_t bytes, double *s
   if (error == cudaSuccess) status = g2z__cuda_copies(comm, here, there, from, to, bytes, seconds);
   else (void)cudaGetLastError(); /* the other GPU is exclusive or full: the speed stays unknown */
   cudaError_t freed_to = cudaFree(to), freed_from = cudaFree(from);
-  G2Z__TRY(status);
+  G2Z_TRY(status);
   G2Z__CUDA(comm, freed_to);
   G2Z__CUDA(comm, freed_from);
   return G2Z_OK;
@@ -7418,8 +7418,8 @@ static g2z_status g2z__nccl_depart(g2z_comm *comm, int *departure) {
   }
   size_t number = nccl->departure_count;
   void *events = nccl->departures;
-  G2Z__TRY(g2z_grow(comm->services, &events, &nccl->departure_capacity, number, number + 1,
-                    sizeof(cudaEvent_t)));
+  G2Z_TRY(g2z_grow(comm->services, &events, &nccl->departure_capacity, number, number + 1,
+                   sizeof(cudaEvent_t)));
   nccl->departures = (cudaEvent_t *)events;
   G2Z__CUDA(comm, cudaEventCreateWithFlags(&nccl->departures[number], cudaEventDisableTiming));
   nccl->departure_count++;
@@ -7572,8 +7572,8 @@ static g2z_status g2z__nccl_open_flags(g2z_comm *comm) {
   uint32_t words[2 * 1024];
   int all = 0, lost = -1, from = -1, to = -1, lost_at[1024];
   if (nccl->flags.mapped || nccl->no_copies || comm->world > 1024) return G2Z_OK;
-  G2Z__TRY(g2z__ranks_all(comm->ranks, !off, &all));
-  if (all) G2Z__TRY(g2z__region_open(comm, (written + world) * sizeof *words, &nccl->flags));
+  G2Z_TRY(g2z__ranks_all(comm->ranks, !off, &all));
+  if (all) G2Z_TRY(g2z__region_open(comm, (written + world) * sizeof *words, &nccl->flags));
   if (!nccl->flags.mapped) {
     nccl->no_copies = all ? "not all GPUs can write to each other's memory" : g2z__peers_off;
     return G2Z_OK;
@@ -7590,14 +7590,14 @@ static g2z_status g2z__nccl_open_flags(g2z_comm *comm) {
                             mine + written + rank, sizeof *mine, cudaMemcpyDeviceToDevice,
                             nccl->stream);
   if (error == cudaSuccess) error = cudaStreamSynchronize(nccl->stream);
-  G2Z__TRY(g2z__ranks_all(comm->ranks, error == cudaSuccess, &all));
+  G2Z_TRY(g2z__ranks_all(comm->ranks, error == cudaSuccess, &all));
   if (all)
     error = cudaMemcpy(words, mine + copied, 2 * world * sizeof *words, cudaMemcpyDeviceToHost);
   if (error != cudaSuccess) (void)cudaGetLastError();
   if (!all || error != cudaSuccess) lost = comm->rank;
   for (int i = 0; i < 2 * comm->world && lost < 0; i++)
     if (words[i] != (uint32_t)(i % comm->world) + 1) lost = i % comm->world;
-  G2Z__TRY(g2z_ranks_all_gather(comm->ranks, &lost, sizeof lost, lost_at));
+  G2Z_TRY(g2z_ranks_all_gather(comm->ranks, &lost, sizeof lost, lost_at));
   for (int r = 0; r < comm->world; r++)
     if (lost_at[r] >= 0) from = lost_at[r], to = r;
   if (to < 0) return G2Z_OK;
@@ -7660,7 +7660,7 @@ static g2z_status g2z__nccl_push(g2z_comm *comm, void *out, const char *from, g2
     G2Z__CUDA(comm, cudaMemcpyAsync(to, from + (size_t)peer * bytes, bytes,
                                     cudaMemcpyDeviceToDevice, nccl->stream));
   }
-  G2Z__TRY(g2z__nccl_meet_only(comm));
+  G2Z_TRY(g2z__nccl_meet_only(comm));
   return g2z__nccl_add(comm, out, dtype, from + (size_t)comm->rank * bytes, dtype,
                        nccl->inbox.mine + inbox, world - 1, mode, slice);
 }
@@ -7675,7 +7675,7 @@ static g2z_status g2z__nccl_sum(g2z_comm *comm, const g2z_call *c) {
   char *wire = (char *)c->from;
   if (type != g2z__nccl_type(dtype)) {
     wire = (char *)nccl->narrow;
-    G2Z__TRY(g2z__nccl_convert(comm, wire, comm->wire, c->from, dtype, G2Z_OVERWRITE, c->n));
+    G2Z_TRY(g2z__nccl_convert(comm, wire, comm->wire, c->from, dtype, G2Z_OVERWRITE, c->n));
   }
   char *mine = wire + (slices ? (size_t)comm->rank * n * g2z__nccl_bytes(comm->wire) : 0);
   void *to = c->write == G2Z_OVERWRITE && wire == (char *)c->from ? c->to : mine;
@@ -7703,11 +7703,11 @@ static g2z_status g2z__nccl_window(g2z_comm *comm, size_t bytes, g2z__region *re
           NCCL_WIN_REQUIRED_ALIGNMENT;
   int mine = ncclMemAlloc(&memory, bytes) == ncclSuccess &&
              cudaMemsetAsync(memory, 0, bytes, g2z__cuda_of(comm->device)->stream) == cudaSuccess;
-  G2Z__TRY(g2z__ranks_all(comm->ranks, mine, &all));
+  G2Z_TRY(g2z__ranks_all(comm->ranks, mine, &all));
   if (all) {
     ncclResult_t result = ncclCommWindowRegister(nccl->comm, memory, bytes, &region->window,
                                                  NCCL_WIN_COLL_SYMMETRIC);
-    G2Z__TRY(g2z__ranks_all(comm->ranks, result == ncclSuccess && region->window, &all));
+    G2Z_TRY(g2z__ranks_all(comm->ranks, result == ncclSuccess && region->window, &all));
   }
   if (all) {
     region->mine = (char *)memory;
@@ -7741,14 +7741,14 @@ static g2z_status g2z__nccl_allocate(g2z_comm *comm, size_t bytes, void **out) {
   memset(&region, 0, sizeof region);
   G2Z_ASSERT(nccl->region_count < G2Z__REGIONS);
   if (comm->gather == G2Z_TRANSPORT_COPY) {
-    G2Z__TRY(g2z__nccl_open_flags(comm));
-    if (nccl->flags.mapped) G2Z__TRY(g2z__region_open(comm, bytes, &region));
+    G2Z_TRY(g2z__nccl_open_flags(comm));
+    if (nccl->flags.mapped) G2Z_TRY(g2z__region_open(comm, bytes, &region));
     if (!region.mine) {
       comm->gather = G2Z_TRANSPORT_NCCL;
       g2z__nccl_no_peers(comm, "parameters are gathered");
     }
   }
-  if (!region.mine) G2Z__TRY(g2z__nccl_window(comm, bytes, &region));
+  if (!region.mine) G2Z_TRY(g2z__nccl_window(comm, bytes, &region));
   if (!region.mine) return comm->device->ops->allocate(comm->device, bytes, out);
   *out = region.mine;
   nccl->regions[nccl->region_count++] = region;
@@ -7843,7 +7843,7 @@ static g2z_status g2z__nccl_play(g2z_comm *comm, const g2z_call *c) {
       return c->all && comm->gather == G2Z_TRANSPORT_COPY ? g2z__nccl_meet_only(comm) : G2Z_OK;
     case G2Z_CALL_MARK: {
       G2Z_ASSERT(place >= 0 && place < nccl->place_count);
-      if (nccl->pushed) G2Z__TRY(g2z__nccl_meet_only(comm));
+      if (nccl->pushed) G2Z_TRY(g2z__nccl_meet_only(comm));
       G2Z__CUDA(comm, cudaEventRecord(nccl->places[place], nccl->stream));
       if (!nccl->write_value) return G2Z_OK;
       nccl->passed++;
@@ -7874,12 +7874,12 @@ static g2z_status g2z__nccl_play(g2z_comm *comm, const g2z_call *c) {
   }
   g2z__cuda_span_begin_on(comm->device, g2z__call_span(c), nccl->stream);
   if (c->kind == G2Z_CALL_REDUCE && slices && comm->reduce == G2Z_TRANSPORT_COPY)
-    G2Z__TRY(g2z__nccl_push(comm, c->to, (const char *)c->from, c->write, slice));
-  else if (c->kind == G2Z_CALL_REDUCE) G2Z__TRY(g2z__nccl_sum(comm, c));
-  else if (c->kind == G2Z_CALL_EXCHANGE) G2Z__TRY(g2z__nccl_routes(comm, c));
-  else if (c->kind == G2Z_CALL_ROWS) G2Z__TRY(g2z__nccl_collect(comm, c->to, c->from, c->n));
+    G2Z_TRY(g2z__nccl_push(comm, c->to, (const char *)c->from, c->write, slice));
+  else if (c->kind == G2Z_CALL_REDUCE) G2Z_TRY(g2z__nccl_sum(comm, c));
+  else if (c->kind == G2Z_CALL_EXCHANGE) G2Z_TRY(g2z__nccl_routes(comm, c));
+  else if (c->kind == G2Z_CALL_ROWS) G2Z_TRY(g2z__nccl_collect(comm, c->to, c->from, c->n));
   else if (slices)
-    G2Z__TRY(g2z__nccl_collect(comm, c->to, c->from, slice * g2z__nccl_bytes(dtype)));
+    G2Z_TRY(g2z__nccl_collect(comm, c->to, c->from, slice * g2z__nccl_bytes(dtype)));
   else
     G2Z__NCCL_TRY(comm, ncclBroadcast(c->to, c->to, c->n, g2z__nccl_type(dtype), 0, nccl->comm,
                                       nccl->stream));
@@ -7897,9 +7897,9 @@ static g2z_status g2z__nccl_rows_now(g2z_comm *comm, const g2z_call *rows, int *
   size_t at = (size_t)((char *)rows->to - region->mine) + (size_t)comm->rank * rows->n;
   g2z__post post = {region->mapped_there, at, (const uint32_t *)rows->from, (int)(rows->n / 4)};
   comm->device->ops->span_begin(comm->device, rows->span);
-  G2Z__TRY(g2z__launch(comm->device, "g2z_k_meet", g2z_k_meet, 1, (unsigned)comm->world, 0,
-                       (uint32_t *const *)nccl->flags.mapped_there, G2Z__LANE_DEVICE, comm->rank,
-                       post, nccl->waits, nccl->signs->met_ns));
+  G2Z_TRY(g2z__launch(comm->device, "g2z_k_meet", g2z_k_meet, 1, (unsigned)comm->world, 0,
+                      (uint32_t *const *)nccl->flags.mapped_there, G2Z__LANE_DEVICE, comm->rank,
+                      post, nccl->waits, nccl->signs->met_ns));
   comm->device->ops->span_end(comm->device, rows->span);
   return G2Z_OK;
 }
@@ -7968,9 +7968,9 @@ static g2z_status g2z__nccl_open_buffers(g2z_comm *comm, size_t most) {
   size_t world = (size_t)comm->world, grad_bytes = g2z__nccl_bytes(comm->device->grad_dtype);
   nccl->inbox_half = most / world * (world - 1) * grad_bytes;
   if (comm->reduce == G2Z_TRANSPORT_COPY) {
-    G2Z__TRY(g2z__nccl_open_flags(comm));
+    G2Z_TRY(g2z__nccl_open_flags(comm));
     if (nccl->flags.mapped)
-      G2Z__TRY(g2z__region_open(comm, 2 * nccl->inbox_half, &nccl->inbox));
+      G2Z_TRY(g2z__region_open(comm, 2 * nccl->inbox_half, &nccl->inbox));
     if (!nccl->inbox.mapped) {
       comm->reduce = G2Z_TRANSPORT_NCCL;
       g2z__nccl_no_peers(comm, "gradients are reduced");
@@ -7987,7 +7987,7 @@ static g2z_status g2z__nccl_open_alone(g2z_comm *comm, const g2z_comm_config *wa
   g2z__nccl *nccl = g2z__nccl_of(comm);
   int least = 0, greatest = 0;
   void *memory;
-  G2Z__TRY(g2z_allocate(comm->services, (size_t)wanted->places, sizeof(cudaEvent_t), &memory));
+  G2Z_TRY(g2z_allocate(comm->services, (size_t)wanted->places, sizeof(cudaEvent_t), &memory));
   nccl->places = (cudaEvent_t *)memory;
   nccl->place_count = wanted->places;
   for (int i = 0; i < wanted->places; i++)
@@ -8003,7 +8003,7 @@ static g2z_status g2z__nccl_open_alone(g2z_comm *comm, const g2z_comm_config *wa
   if (nccl->write_value && g2z__nccl_tell(nccl) != CUDA_SUCCESS) nccl->write_value = NULL;
   if (nccl->write_value) g2z__ranks_progress(comm->ranks, &nccl->signs->progress);
   void *first;
-  G2Z__TRY(g2z_allocate(comm->services, 1, sizeof(cudaEvent_t), &first));
+  G2Z_TRY(g2z_allocate(comm->services, 1, sizeof(cudaEvent_t), &first));
   nccl->departures = (cudaEvent_t *)first;
   nccl->departure_capacity = 1;
   G2Z__CUDA(comm, cudaEventCreateWithFlags(nccl->departures, cudaEventDisableTiming));
@@ -8020,13 +8020,13 @@ static g2z_status g2z__cuda_comm_open(g2z_comm *comm, const g2z_comm_config *wan
   } meeting;
   void *memory;
   memset(&meeting, 0, sizeof meeting);
-  G2Z__TRY(g2z_allocate(comm->services, 1, sizeof(g2z__nccl), &memory));
+  G2Z_TRY(g2z_allocate(comm->services, 1, sizeof(g2z__nccl), &memory));
   g2z__nccl *nccl = (g2z__nccl *)memory;
   comm->backend = nccl;
   comm->ops = &g2z__nccl_collectives;
-  G2Z__TRY(g2z_ranks_agree(comm->ranks, g2z__nccl_open_alone(comm, wanted)));
+  G2Z_TRY(g2z_ranks_agree(comm->ranks, g2z__nccl_open_alone(comm, wanted)));
   if (comm->rank == 0) meeting.result = ncclGetUniqueId(&meeting.id);
-  G2Z__TRY(g2z_ranks_broadcast(comm->ranks, &meeting, sizeof meeting));
+  G2Z_TRY(g2z_ranks_broadcast(comm->ranks, &meeting, sizeof meeting));
   G2Z__NCCL_TRY(comm, meeting.result); /* rank 0's result: if it failed, all ranks fail */
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   ncclResult_t opened =
@@ -8034,7 +8034,7 @@ static g2z_status g2z__cuda_comm_open(g2z_comm *comm, const g2z_comm_config *wan
   g2z_status status = opened == ncclSuccess
                           ? G2Z_OK
                           : g2z__nccl_fail(comm, opened, "ncclCommInitRankConfig");
-  G2Z__TRY(g2z_ranks_agree(comm->ranks, status));
+  G2Z_TRY(g2z_ranks_agree(comm->ranks, status));
   return g2z_ranks_agree(comm->ranks, g2z__nccl_open_buffers(comm, wanted->most));
 }
 
@@ -8177,7 +8177,7 @@ static g2z_status g2z__cuda_open_gpu(g2z_device *device) {
   G2Z__CUDA(device, cudaEventCreate(&cuda->begin));
   G2Z__CUDA(device, cudaEventCreate(&cuda->end));
   /* cuBLASLt and the tuning table */
-  G2Z__TRY(g2z_allocate(device->services, G2Z__PRODUCTS, sizeof(g2z__lt_product), &memory));
+  G2Z_TRY(g2z_allocate(device->services, G2Z__PRODUCTS, sizeof(g2z__lt_product), &memory));
   cuda->products = (g2z__lt_product *)memory;
   cublasStatus_t started = cublasLtCreate(&cuda->lt);
   if (started != CUBLAS_STATUS_SUCCESS)
@@ -8221,8 +8221,8 @@ static g2z_status g2z__cuda_open_gpu(g2z_device *device) {
 /* Opens the current GPU for a device whose services, dtype and grad_dtype are set. */
 static g2z_status g2z__cuda_open(g2z_device *device) {
   void *memory;
-  G2Z__TRY(g2z_device_find_gpu(device->services));
-  G2Z__TRY(g2z_allocate(device->services, 1, sizeof(g2z__cuda), &memory));
+  G2Z_TRY(g2z_device_find_gpu(device->services));
+  G2Z_TRY(g2z_allocate(device->services, 1, sizeof(g2z__cuda), &memory));
   g2z__cuda *cuda = (g2z__cuda *)memory;
   device->backend = cuda;
   const int wide = device->grad_dtype == G2Z_FP32;
