@@ -684,56 +684,6 @@ static __device__ inline uint4 g2z__get_once(const A *from, size_t index) {
   return __ldcs(reinterpret_cast<const uint4 *>(from) + index);
 }
 
-/* The order of tokens in 8-bit columns: byte 32 block + 4 g + i of a column has this token. A lane
- * of a product holds the four tokens of one g in a tile of 128. */
-static __device__ inline int g2z__token_at(int block, int g, int i) {
-  return block / 4 * 128 + i / 2 * 64 + block % 4 * 16 + i % 2 * 8 + g;
-}
-/* Eight warps store 32 tokens of 256 columns from `first` on as 8-bit columns. Warp g has
- * token_at(block, g, 0..3), each lane 8 columns. */
-static __device__ inline void g2z__columns_put(uint8_t *columns, const uint2 (&eight)[4], int block,
-                                               int first, int N, int C) {
-  __shared__ uint32_t words[8][8][36]; /* [column % 8][g][column / 8]: 4 tokens of a column */
-  const int g = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-#pragma unroll
-  for (int half = 0; half < 2; half++)
-#pragma unroll
-    for (int pair = 0; pair < 2; pair++) {
-      uint32_t low = __byte_perm(half ? eight[0].y : eight[0].x, half ? eight[1].y : eight[1].x,
-                                 pair ? 0x7362 : 0x5140);
-      uint32_t high = __byte_perm(half ? eight[2].y : eight[2].x, half ? eight[3].y : eight[3].x,
-                                  pair ? 0x7362 : 0x5140);
-      words[half * 4 + pair * 2][g][lane] = __byte_perm(low, high, 0x5410);
-      words[half * 4 + pair * 2 + 1][g][lane] = __byte_perm(low, high, 0x7632);
-    }
-  __syncthreads();
-#pragma unroll
-  for (int turn = 0; turn < 2; turn++) { /* two lanes write 32 bytes of a column */
-    int pack = turn * 16 + lane / 2, part = lane % 2 * 4, at = first + pack * 8 + g;
-    uint4 four = make_uint4(words[g][part][pack], words[g][part + 1][pack],
-                            words[g][part + 2][pack], words[g][part + 3][pack]);
-    if (at < C)
-      *reinterpret_cast<uint4 *>(columns + (size_t)at * (size_t)N + block * 32 + part * 4) = four;
-  }
-  __syncthreads();
-}
-/* The same for packs in A: rounds them to E, and also stores them as rows unless `rows` is NULL. */
-template <typename A, typename E>
-static __device__ inline void g2z__narrow_put(uint8_t *rows, uint8_t *columns,
-                                              const uint4 (&packs)[4], int block, int first, int N,
-                                              int C) {
-  const int g = (int)threadIdx.x / 32, column = first + (int)threadIdx.x % 32 * 8;
-  uint2 eight[4];
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    eight[i] = g2z__pack_narrow<A, E>(packs[i]);
-    if (rows && column < C)
-      *reinterpret_cast<uint2 *>(rows + (size_t)g2z__token_at(block, g, i) * (size_t)C + column) =
-          eight[i];
-  }
-  g2z__columns_put(columns, eight, block, first, N, C);
-}
-
 /* L floats, 4 or 8, at an address that is aligned to 16 bytes. */
 template <int L>
 static __device__ inline void g2z__get_floats(float (&out)[L], const float *from) {
@@ -1442,76 +1392,10 @@ g2z_k_layernorm_fwd(A *y, uint8_t *narrow, float *mean, float *rstd, const A *x,
   rstd[row] = scale;
 }
 
-/* g2z_k_layernorm_narrow: the same, with y only in 8 bits.
- *   narrow  y's rows and columns in e4m3, out   N % 128 == 0, C % 16 == 0
- * Launch  32 tokens per block of 256 threads; a row is read three times, twice from L1
- * Cost    4 NC bytes
- * Oracle  g2z__cpu_layernorm_fwd; test cuda_layernorm */
-template <typename A>
-static __global__ void __launch_bounds__(256)
-g2z_k_layernorm_narrow(uint8_t *narrow, float *mean, float *rstd, const A *x, const A *w,
-                       const A *b, int N, int C) {
-  const int block = (int)blockIdx.x, g = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-  size_t first[4];
-  float center[4] = {}, scale[4] = {};
-  g2z__k_begin();
-#pragma unroll
-  for (int i = 0; i < 4; i++) first[i] = (size_t)g2z__token_at(block, g, i) * (size_t)(C / 8);
-  for (int pack = lane; pack < C / 8; pack += 32)
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      float value[8];
-      g2z__unpack<A>(value, g2z__get(x, first[i] + (size_t)pack));
-#pragma unroll
-      for (int j = 0; j < 8; j++) center[i] += value[j];
-    }
-#pragma unroll
-  for (int i = 0; i < 4; i++) center[i] = g2z__warp_sum(center[i]) / (float)C;
-  for (int pack = lane; pack < C / 8; pack += 32)
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      float value[8];
-      g2z__unpack<A>(value, g2z__get(x, first[i] + (size_t)pack));
-#pragma unroll
-      for (int j = 0; j < 8; j++) scale[i] += (value[j] - center[i]) * (value[j] - center[i]);
-    }
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    scale[i] = 1.0f / sqrtf(g2z__warp_sum(scale[i]) / (float)C + G2Z_LAYERNORM_EPS);
-    if (lane != 0) continue;
-    mean[g2z__token_at(block, g, i)] = center[i];
-    rstd[g2z__token_at(block, g, i)] = scale[i];
-  }
-  for (int column = 0; column < C; column += 256) {
-    uint4 packs[4] = {};
-    const size_t pack = (size_t)(column / 8 + lane);
-    if (column + lane * 8 < C) {
-      float weight[8], bias[8], value[8];
-      g2z__unpack<A>(weight, g2z__get(w, pack));
-      g2z__unpack<A>(bias, g2z__get(b, pack));
-#pragma unroll
-      for (int i = 0; i < 4; i++) {
-        g2z__unpack<A>(value, g2z__get(x, first[i] + pack));
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-          value[j] = (value[j] - center[i]) * scale[i] * weight[j] + bias[j];
-        packs[i] = g2z__pack<A>(value);
-      }
-    }
-    g2z__narrow_put<A, __nv_fp8_e4m3>(narrow, narrow + (size_t)N * (size_t)C, packs, block, column,
-                                      N, C);
-  }
-}
-
 template <typename A>
 static g2z_status g2z_cuda_layernorm_fwd(g2z_device *device, void *y, void *narrow, float *mean,
                                          float *rstd, const void *x, const void *w, const void *b,
                                          int N, int C) {
-  if constexpr (sizeof(A) == 2)
-    if (narrow && narrow == y)
-      return g2z__launch(device, "g2z_k_layernorm_narrow", g2z_k_layernorm_narrow<A>,
-                         (unsigned)(N / 32), 256, 0, (uint8_t *)y, mean, rstd, (const A *)x,
-                         (const A *)w, (const A *)b, N, C);
 #define G2Z__WARPS(A, K) g2z_k_layernorm_fwd<A, K, G2Z__TEAM_WARP>
   static void (*const warps[])(A *, uint8_t *, float *, float *, const A *, const A *, const A *,
                                int, int) = {
@@ -1956,8 +1840,7 @@ typedef struct g2z__lt_key {  /* D[m,n] = op(A)[m,k] op(B)[k,n], column-major, a
   int32_t m, n, k;
   int32_t transpose_a, transpose_b;
   int32_t ld_a, ld_b, ld_d;
-  int32_t type, type_d;            /* cudaDataType_t of A and B; of C and D. If A is e4m3 or
-                                    * e5m2, B is the other */
+  int32_t type, type_d;            /* cudaDataType_t of A and B; of C and D */
   int32_t compute;                 /* cublasComputeType_t */
   int32_t epilogue;                /* cublasLtEpilogue_t or g2z__epilogue */
   int32_t batched;                 /* 1: a batch, whose size the operands hold */
@@ -2012,11 +1895,8 @@ typedef struct g2z__lt_operands {
   void *slope;                     /* [m,n] of D's layout, with GELU and TIMES_SLOPE */
   float *sums;                     /* [slabs,m] with TIMES_SLOPE */
   g2z__softmax_rows rows;          /* with SOFTMAX */
-  void *narrow;                    /* D in 8 bits, too: GELU in e4m3, TIMES_SLOPE and SOFTMAX in
-                                    * e5m2. If it is D, 8-bit rows and columns replace D */
-  float factor;                    /* of the product */
-  const float *scale;              /* another one on the device, for 8-bit operands; or NULL */
-  const g2z__lt_batch *batch;      /* with a batched key; else NULL: one product */
+  void *narrow;                    /* D in 8 bits, too: GELU in e4m3, TIMES_SLOPE in e5m2 */
+  const g2z__lt_batch *batch;      /* with a batched key; else NULL: one product, factors 1 */
 } g2z__lt_operands;
 
 /* Room k42: reports whether it has a kernel for a key, and launches it. `on` NULL: nothing is
@@ -2060,8 +1940,6 @@ static g2z_status g2z__lt_describe(g2z_device *device, g2z__lt_product *product)
   cublasLtEpilogue_t epilogue = g2z__epilogue_is_ours(key) ? CUBLASLT_EPILOGUE_DEFAULT
                                                            : (cublasLtEpilogue_t)key->epilogue;
   cudaDataType_t type = (cudaDataType_t)key->type, type_d = (cudaDataType_t)key->type_d;
-  cudaDataType_t type_b = type == CUDA_R_8F_E5M2   ? CUDA_R_8F_E4M3
-                          : type == CUDA_R_8F_E4M3 ? CUDA_R_8F_E5M2 : type;
   uint64_t m = (uint64_t)key->m, n = (uint64_t)key->n, k = (uint64_t)key->k;
   G2Z__LT(device, key, cublasLtMatmulDescCreate(&product->desc, (cublasComputeType_t)key->compute,
                                                 CUDA_R_32F));
@@ -2073,7 +1951,7 @@ static g2z_status g2z__lt_describe(g2z_device *device, g2z__lt_product *product)
                                                       &epilogue, sizeof epilogue));
   G2Z__LT(device, key, cublasLtMatrixLayoutCreate(&product->a, type, key->transpose_a ? k : m,
                                                   key->transpose_a ? m : k, key->ld_a));
-  G2Z__LT(device, key, cublasLtMatrixLayoutCreate(&product->b, type_b, key->transpose_b ? n : k,
+  G2Z__LT(device, key, cublasLtMatrixLayoutCreate(&product->b, type, key->transpose_b ? n : k,
                                                   key->transpose_b ? k : n, key->ld_b));
   G2Z__LT(device, key, cublasLtMatrixLayoutCreate(&product->d, type_d, m, n, key->ld_d));
   return G2Z_OK;
@@ -2098,17 +1976,13 @@ static g2z_status g2z__lt_aim(g2z_device *device, const g2z__lt_product *product
     G2Z__LT(device, &product->key,
             cublasLtMatmulDescSetAttribute(product->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
                                            &on->bias, sizeof on->bias));
-  if (product->key.type == CUDA_R_8F_E4M3)
-    G2Z__LT(device, &product->key,
-            cublasLtMatmulDescSetAttribute(product->desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER,
-                                           &on->scale, sizeof on->scale));
   return G2Z_OK;
 }
 
 static cublasStatus_t g2z__lt_run(g2z_device *device, const g2z__lt_product *product,
                                   const g2z__lt_operands *on, const cublasLtMatmulAlgo_t *algo) {
   g2z__cuda *cuda = g2z__cuda_of(device);
-  const float alpha = on->batch ? on->batch->alpha : on->factor;
+  const float alpha = on->batch ? on->batch->alpha : 1.0f;
   const float beta = !on->c ? 0.0f : on->batch ? on->batch->beta : 1.0f;
   return cublasLtMatmul(cuda->lt, product->desc, &alpha, on->a, product->a, on->b, product->b,
                         &beta, on->c ? on->c : on->d, product->d, on->d, product->d, algo,
@@ -2437,21 +2311,12 @@ static g2z__lt_key g2z__lt_rows_key(const g2z_device *device, int n, int k, int 
   return key;
 }
 
-/* Changes a key to 8-bit operands for cuBLASLt: k-major, and one e5m2, the other e4m3. Fast
- * accumulation stays off: sums move to fp32 every 128 terms. */
-static void g2z__lt_narrow_key(g2z__lt_key *key, cudaDataType_t type_a) {
-  key->type = type_a;
-  key->transpose_a = 1, key->transpose_b = 0;
-  key->ld_a = key->ld_b = key->k;
-}
-
 static g2z__lt_operands g2z__lt_rows(void *d, const void *left, const void *right) {
   g2z__lt_operands on;
   memset(&on, 0, sizeof on);
   on.d = d;
   on.a = right;
   on.b = left;
-  on.factor = 1;
   return on;
 }
 
@@ -2507,57 +2372,8 @@ static g2z_status g2z__narrow(g2z_device *device, void *to, const A *x, float sc
                      (uint8_t *)to, x, scale, N, I);
 }
 
-/* g2z_k_narrow_both: narrow = x's rows and columns, rounded to E, by blocks of 32 rows and 256
- * columns.
- *   narrow  rows of C numbers in E, then columns of N, out   N % 128 == 0, C % 16 == 0
- *   x       [N,C] A in
- * Cost    4 NC bytes: N=32768, C=768 is 101 MB
- * Oracle  g2z__cpu_e5m2; test cuda_linear */
-template <typename A, typename E>
-static __global__ void __launch_bounds__(256)
-g2z_k_narrow_both(uint8_t *narrow, const A *x, int N, int C) {
-  const int g = (int)threadIdx.x / 32, column = (int)blockIdx.y * 256 + (int)threadIdx.x % 32 * 8;
-  uint4 packs[4] = {};
-  g2z__k_begin();
-#pragma unroll
-  for (int i = 0; i < 4; i++)
-    if (column < C)
-      packs[i] = g2z__get(
-          x, ((size_t)g2z__token_at((int)blockIdx.x, g, i) * (size_t)C + (size_t)column) / 8);
-  g2z__narrow_put<A, E>(narrow, narrow + (size_t)N * (size_t)C, packs, (int)blockIdx.x,
-                        (int)blockIdx.y * 256, N, C);
-}
-template <typename E, typename A>
-static g2z_status g2z__narrow_both(g2z_device *device, void *narrow, const A *x, int N, int C) {
-  return g2z__launch(device, "g2z_k_narrow_both", g2z_k_narrow_both<A, E>,
-                     dim3((unsigned)(N / 32), (unsigned)g2z__blocks((size_t)C, 256)), 256, 0,
-                     (uint8_t *)narrow, x, N, C);
-}
-
-/* g2z_k_columns: writes the columns of 8-bit rows, by blocks of 32 rows and 256 columns.
- *   narrow  [N,C] in, then [C,N] out   N % 128 == 0, C % 16 == 0
- * Cost    2 NC bytes: N=32768, C=2304 is 151 MB */
-static __global__ void __launch_bounds__(256) g2z_k_columns(uint8_t *narrow, int N, int C) {
-  const int g = (int)threadIdx.x / 32, column = (int)blockIdx.y * 256 + (int)threadIdx.x % 32 * 8;
-  uint2 eight[4] = {};
-  g2z__k_begin();
-#pragma unroll
-  for (int i = 0; i < 4; i++)
-    if (column < C)
-      eight[i] = *reinterpret_cast<const uint2 *>(
-          narrow + (size_t)g2z__token_at((int)blockIdx.x, g, i) * (size_t)C + column);
-  g2z__columns_put(narrow + (size_t)N * (size_t)C, eight, (int)blockIdx.x, (int)blockIdx.y * 256,
-                   N, C);
-}
-
-/* The place of word i in 8-bit exponentials: a lane of their product has 16 of 64 words. */
-static __device__ inline int g2z__word_at(int i) {
-  return i / 64 * 64 + i % 8 / 2 * 16 + i % 64 / 8 * 2 + i % 2;
-}
-
 struct g2z__narrow_list {
   g2z_narrow_weight at[4];
-  int words;                     /* 1: each of `columns` has the order of g2z__word_at */
   int count, tiles[4];           /* end of each weight's tiles */
 };
 
@@ -2590,7 +2406,6 @@ static __global__ void __launch_bounds__(256) g2z_k_narrow_weights(g2z__narrow_l
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     int pack = (int)threadIdx.x % 8, i = half * 32 + (int)threadIdx.x / 8, o = pack * 8;
-    int place = list.words ? g2z__word_at(i) : i;
     float value[8] = {};
     const A *row = w + (size_t)(first_i + i) * (size_t)O + first_o;
     if (first_i + i < I && first_o + o < O) g2z__unpack<A>(value, g2z__get(row, (size_t)pack));
@@ -2600,7 +2415,7 @@ static __global__ void __launch_bounds__(256) g2z_k_narrow_weights(g2z__narrow_l
           eight;
 #pragma unroll
     for (int j = 0; j < 8; j++)
-      tile[o + j][place] = (uint8_t)((j < 4 ? eight.x : eight.y) >> (j % 4 * 8));
+      tile[o + j][i] = (uint8_t)((j < 4 ? eight.x : eight.y) >> (j % 4 * 8));
   }
   __syncthreads();
   int o = (int)threadIdx.x / 4, i = (int)threadIdx.x % 4 * 16;
@@ -2611,9 +2426,8 @@ static __global__ void __launch_bounds__(256) g2z_k_narrow_weights(g2z__narrow_l
 
 template <typename A>
 static g2z_status g2z__narrow_launch(g2z_device *device, const g2z_narrow_weight *weights,
-                                     int count, int words = 0) {
+                                     int count) {
   g2z__narrow_list list = {};
-  list.words = words;
   int tiles = 0;
   for (list.count = 0; list.count < count; list.count++) {
     const g2z_narrow_weight *x = &weights[list.count];
@@ -2714,8 +2528,7 @@ static g2z_status g2z_cuda_linear_bwd_data(g2z_device *device, void *dx, void *d
   const g2z_narrow_weight *ready = narrow ? g2z__narrow_ready(device, w) : NULL;
   if (ready && !ready->rows) ready = NULL;
   size_t narrow_w = narrow && !ready ? g2z__align((size_t)I * G2Z_NARROW_ROW(O)) : 0;
-  const int both = slope && g2z_narrow_columns(device, N, O) && I % 16 == 0;
-  size_t narrow_dy = narrow && slope && !both ? (size_t)N * G2Z_NARROW_ROW(O) : 0;
+  size_t narrow_dy = narrow && slope ? (size_t)N * G2Z_NARROW_ROW(O) : 0;
   void *memory = NULL;
   int fused = 1;
   if (sums + narrow_w + narrow_dy)
@@ -2730,11 +2543,10 @@ static g2z_status g2z_cuda_linear_bwd_data(g2z_device *device, void *dx, void *d
       if (!ready)
         G2Z_TRY(g2z__narrow<__nv_fp8_e4m3>(device, to, (const A *)w, G2Z__E4M3_W, I, O));
       on.a = ready ? ready->rows : to;
-      on.b = slope && !both ? to + narrow_w : (uint8_t *)narrow;
+      on.b = slope ? to + narrow_w : (uint8_t *)narrow;
       if (slope) {
-        G2Z_TRY(both ? g2z__narrow_both<__nv_fp8_e5m2>(device, narrow, (const A *)dy, N, O)
-                     : g2z__narrow<__nv_fp8_e5m2>(device, to + narrow_w, (const A *)dy, 1, N, O));
-        on.narrow = both ? dx : narrow;
+        G2Z_TRY(g2z__narrow<__nv_fp8_e5m2>(device, to + narrow_w, (const A *)dy, 1, N, O));
+        on.narrow = narrow;
       }
       g2z__narrow_key(&key, CUDA_R_8F_E5M2);
       G2Z_TRY(g2z__hopper_product_run(device, &key, &on));
@@ -2753,18 +2565,11 @@ static g2z_status g2z_cuda_linear_bwd_data(g2z_device *device, void *dx, void *d
 /* dw = or += x^T dy */
 template <typename A, typename G>
 static g2z_status g2z_cuda_linear_bwd_weight(g2z_device *device, void *dw, const void *x,
-                                             const void *dy, const void *narrow_dy, g2z_write mode,
-                                             int N, int I, int O) {
+                                             const void *dy, g2z_write mode, int N, int I, int O) {
   g2z__lt_key key = g2z__lt_rows_key<A, G>(device, I, N, O, G2Z__TRANSPOSED, G2Z__AS_IT_IS, O,
                                              CUBLASLT_EPILOGUE_DEFAULT);
   g2z__lt_operands on = g2z__lt_rows(dw, x, dy);
   if (mode == G2Z_ACCUMULATE) on.c = dw;
-  if (narrow_dy) {
-    g2z__lt_narrow_key(&key, CUDA_R_8F_E5M2);
-    on.factor = 1 / G2Z__E4M3_X;
-    on.a = (const uint8_t *)narrow_dy + (size_t)N * (size_t)O;
-    on.b = (const uint8_t *)x + (size_t)N * (size_t)I;
-  }
   return g2z__lt_multiply(device, &key, &on);
 }
 /* ===== >>k40 attention ===================================================
@@ -2828,7 +2633,7 @@ struct g2z__rows {
   A *at;
   size_t stride;
   int T, HS;
-  A *base;                       /* the tensor; NULL: only `narrow` is written */
+  A *base;                       /* the tensor */
   uint8_t *narrow;               /* a copy in 8 bits, written with the tensor; or NULL */
 };
 
@@ -2843,7 +2648,7 @@ static __device__ inline g2z__rows<A> g2z__rows_of(A *base, int b, int h, int pa
 /* Writes 8 numbers of a rectangle. E is the type in `narrow`. */
 template <typename E, typename A>
 static __device__ inline void g2z__rows_put(const g2z__rows<A> &to, A *at, uint4 pack) {
-  if (to.base) __stcg(reinterpret_cast<uint4 *>(at), pack);
+  __stcg(reinterpret_cast<uint4 *>(at), pack);
   if (to.narrow)
     __stcg(reinterpret_cast<uint2 *>(to.narrow + (at - to.base)), g2z__pack_narrow<A, E>(pack));
 }
@@ -5200,16 +5005,10 @@ static g2z_status g2z_cuda_attention_bwd(g2z_device *device, void *dqkv, void *n
   x.lse = (float *)lse, x.qkv = (const A *)qkv;
   x.dropout = g2z__dropout_value(dropout);
   x.B = B, x.T = T, x.C = C, x.NH = NH;
-  const int both = narrow && g2z_narrow_columns(device, B * T, C);
   if constexpr (sizeof(A) == 2)
-    if (x.HS() == 64 && !g2z__dropout_on(dropout) && g2z__cuda_of(device)->hopper) {
-      G2Z_TRY((g2z__hopper_bwd_run<A, G>(device, both ? NULL : x.dqkv, narrow, (G *)dbias, x.dout,
-                                         x.forward, lse, x.qkv, mode, B, T, NH)));
-      if (!both) return G2Z_OK;
-      return g2z__launch(device, "g2z_k_columns", g2z_k_columns,
-                         dim3((unsigned)(B * T / 32), (unsigned)g2z__blocks(3 * (size_t)C, 256)),
-                         256, 0, (uint8_t *)narrow, B * T, 3 * C);
-    }
+    if (x.HS() == 64 && !g2z__dropout_on(dropout) && g2z__cuda_of(device)->hopper)
+      return g2z__hopper_bwd_run<A, G>(device, x.dqkv, narrow, (G *)dbias, x.dout, x.forward, lse,
+                                       x.qkv, mode, B, T, NH);
   /* Scratch: float2 {lse * log2(e), rowsum(dout * out)} per query and head; then column sums of dQ
    * over each 128 rows of a sequence, and of dK and dV over each 64. B=32, T=1024, NH=12, C=768:
    * 3.1 + 0.8 + 3.1 MB. The plain kernels leave the sums to room k21. */
@@ -5242,9 +5041,7 @@ static g2z_status g2z_cuda_attention_bwd(g2z_device *device, void *dqkv, void *n
     G2Z_TRY(g2z__add_slabs<G>(device, x.q_sums, g2z__slabs(B * T), 3 * C, mode, (G *)dbias));
   }
   if constexpr (sizeof(A) == 2)
-    if (narrow)
-      return both ? g2z__narrow_both<__nv_fp8_e5m2>(device, narrow, x.dqkv, B * T, 3 * C)
-                  : g2z__narrow<__nv_fp8_e5m2>(device, narrow, x.dqkv, 1, B * T, 3 * C);
+    if (narrow) return g2z__narrow<__nv_fp8_e5m2>(device, narrow, x.dqkv, 1, B * T, 3 * C);
   return G2Z_OK;
 }
 
@@ -5490,8 +5287,7 @@ typedef struct g2z__product_data {
   int N, K, M, slabs;
   int down, across;              /* tiles per column and per row of the output */
   int stripe;                    /* PRODUCT_STRIPE or SOFTMAX_STRIPE */
-  uint8_t *narrow;               /* [N,M] E with GELU and TIMES, e5m2 with SOFTMAX; or NULL */
-  uint8_t *columns;              /* [M,N] the same; or NULL. Both replace `out` */
+  uint8_t *narrow;               /* [N,M] E with GELU and TIMES in 8 bits; or NULL */
 } g2z__product_data;
 
 /* Offsets in dynamic shared memory, and sizes, in bytes. */
@@ -5721,21 +5517,19 @@ g2z__product_piece(uint32_t (&out)[4][4], uint32_t (&other)[4][4], float (&sums)
   }
 }
 
-/* Rounds 16 rows of 64 columns, already rounded to A, to 8 bits, and stores them to x.narrow. Four
- * lanes exchange their pairs, so that each writes 8 bytes of a row and the four write 32 adjacent
- * bytes. `kept` per 8 columns: a pair, and the pair 8 rows below. */
+/* Stores 16 rows of 64 columns, already rounded to A, in 8 bits to x.narrow. Four lanes exchange
+ * their pairs, so that each writes 8 bytes of a row and the four write 32 adjacent bytes. */
 template <typename A, typename E>
-static __device__ inline void g2z__product_narrow(const g2z__product_data &x, uint32_t (&kept)[8],
+static __device__ inline void g2z__product_narrow(const g2z__product_data &x,
                                                   const uint32_t (&y)[4][4], int row, int column) {
   if (!x.narrow) return;
 #pragma unroll
   for (int half = 0; half < 2; half++) { /* 32 columns each */
-    uint32_t words[4];
+    uint32_t words[4];                   /* per 8 columns: a pair, and the pair 8 rows below */
 #pragma unroll
     for (int n = 0; n < 4; n++) {
       const uint32_t *two = y[half * 2 + n / 2] + n % 2 * 2;
       words[n] = g2z__pair_narrow<A, E>(two[0]) | g2z__pair_narrow<A, E>(two[1]) << 16;
-      kept[half * 4 + n] = words[n];
     }
     g2z__transpose<1>(words);
     int at = column + half * 32 + g2z__lane() % 4 * 8;
@@ -5751,46 +5545,6 @@ static __device__ inline void g2z__product_narrow(const g2z__product_data &x, ui
   }
 }
 
-/* The same for exponentials, which become e5m2: each 64 have the order of g2z__word_at. */
-template <typename A>
-static __device__ inline void g2z__product_narrow_words(const g2z__product_data &x,
-                                                        uint32_t (&kept)[8],
-                                                        const uint32_t (&y)[4][4], int row,
-                                                        int column) {
-#pragma unroll
-  for (int n = 0; n < 8; n++) {
-    const uint32_t *two = y[n / 2] + n % 2 * 2;
-    kept[n] = g2z__pair_narrow<A, __nv_fp8_e5m2>(two[0]) |
-              g2z__pair_narrow<A, __nv_fp8_e5m2>(two[1]) << 16;
-  }
-  if (column >= x.M) return;
-  uint8_t *to = x.narrow + (size_t)(row + g2z__lane() / 4) * (size_t)x.M + column +
-                g2z__lane() % 4 * 16;
-#pragma unroll
-  for (int below = 0; below < 2; below++, to += 8 * (size_t)x.M) {
-    unsigned pick = below ? 0x7632 : 0x5410;
-    __stcs(reinterpret_cast<uint4 *>(to),
-           make_uint4(__byte_perm(kept[0], kept[1], pick), __byte_perm(kept[2], kept[3], pick),
-                      __byte_perm(kept[4], kept[5], pick), __byte_perm(kept[6], kept[7], pick)));
-  }
-}
-
-/* Stores 64 columns of a warp's 32 rows in 8 bits to x.columns, in the order of g2z__token_at: a
- * lane has 4 tokens of a column, and 8 lanes 32 adjacent bytes. */
-static __device__ inline void g2z__product_narrow_columns(const g2z__product_data &x,
-                                                          const uint32_t (&kept)[2][8], int row,
-                                                          int column) {
-  column += g2z__lane() % 4 * 2;
-  uint8_t *to = x.columns + (size_t)column * (size_t)x.N + row / 128 * 128 + row % 64 * 2 +
-                g2z__lane() / 4 * 4;
-#pragma unroll
-  for (int n = 0; n < 8; n++, to += 8 * (size_t)x.N) {
-    if (column + n * 8 >= x.M) return;
-    *reinterpret_cast<uint32_t *>(to) = __byte_perm(kept[0][n], kept[1][n], 0x6420);
-    *reinterpret_cast<uint32_t *>(to + x.N) = __byte_perm(kept[0][n], kept[1][n], 0x7531);
-  }
-}
-
 /* Finishes both halves of 64 columns of the tile and stores them in `out`. A group's stores are
  * issued together, because the fence before them takes as long for one piece as for four. */
 template <typename A, typename E, g2z__finish FINISH>
@@ -5800,10 +5554,7 @@ g2z__product_columns(const g2z__product_data &x, float (&sums)[16], const float 
                      const CUtensorMap *other) {
   constexpr int READS = FINISH == G2Z__FINISH_ADD || FINISH == G2Z__FINISH_TIMES;
   constexpr int TWO = FINISH == G2Z__FINISH_GELU;
-  constexpr int WORDS = FINISH == G2Z__FINISH_SOFTMAX && std::is_same<A, __half>::value;
-  constexpr int NARROW = sizeof(E) == 1 && (TWO || FINISH == G2Z__FINISH_TIMES || WORDS);
-  const bool wide = !NARROW || !x.columns;
-  uint32_t to[2], kept[2][8];
+  uint32_t to[2];
   g2z__reader reader = g2z__reader_b_transposed<64>();
 #pragma unroll
   for (int m = 0; m < 2; m++) {
@@ -5818,11 +5569,8 @@ g2z__product_columns(const g2z__product_data &x, float (&sums)[16], const float 
         g2z__read_b(z[n], g2z__tile_at<64>(to[m], reader, 0, n * 16));
     }
     g2z__product_piece<A, E, FINISH>(y, z, sums, warp.rows[m], c[m], group, warp);
-    if constexpr (NARROW && WORDS) {
-      if (!wide)
-        g2z__product_narrow_words<A>(x, kept[m], y, warp.row + m * 64, warp.column + group * 64);
-    } else if constexpr (NARROW)
-      g2z__product_narrow<A, E>(x, kept[m], y, warp.row + m * 64, warp.column + group * 64);
+    if constexpr (sizeof(E) == 1 && (FINISH == G2Z__FINISH_GELU || FINISH == G2Z__FINISH_TIMES))
+      g2z__product_narrow<A, E>(x, y, warp.row + m * 64, warp.column + group * 64);
     if (READS && m == 0 && group == 1) { /* group 0's stores free the slots for group 2 */
       if (g2z__lane() == 0) g2z__stores_have_read<0>();
       __syncwarp();
@@ -5835,17 +5583,15 @@ g2z__product_columns(const g2z__product_data &x, float (&sums)[16], const float 
       }
       __syncwarp();
     }
-    if (wide) g2z__write_a(to[m], 0, y);
+    g2z__write_a(to[m], 0, y);
     if (TWO) g2z__write_a(to[m] + G2Z__PRODUCT_PIECE, 0, z);
   }
-  if constexpr (NARROW)
-    if (x.columns) g2z__product_narrow_columns(x, kept, warp.row, warp.column + group * 64);
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   __syncwarp();
   if (g2z__lane() == 0) {
 #pragma unroll
     for (int m = 0; m < 2; m++) {
-      if (wide) g2z__store_box(out, warp.column + group * 64, warp.row + m * 64, to[m]);
+      g2z__store_box(out, warp.column + group * 64, warp.row + m * 64, to[m]);
       if (TWO)
         g2z__store_box(other, warp.column + group * 64, warp.row + m * 64,
                        to[m] + G2Z__PRODUCT_PIECE);
@@ -6026,8 +5772,7 @@ g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *s
  *   other  [N,M] A      in with ADD and TIMES, out with GELU; with ADD it may be `out`
  *   x      sums         [ceil(N/128),M] f32 out with TIMES: of the numbers before their rounding
  *          rows         in and out with SOFTMAX, see g2z__softmax_rows
- *          narrow       out, with GELU and TIMES in 8 bits; with `columns` in place of `out`, also
- *                       with SOFTMAX: exponentials in e5m2
+ *          narrow       out, with GELU and TIMES in 8 bits
  * Math    f32 accumulation, but 8-bit products keep 14 bits; M and K are multiples of 8
  * Launch  one block of 384 threads per multiprocessor; 225 KB of shared memory. The loading
  *         warpgroup has 24 registers per thread, the others 240
@@ -6158,7 +5903,6 @@ static g2z_status g2z__hopper_product_run(g2z_device *device, const g2z__lt_key 
   x.sums = on->sums;
   x.rows = on->rows;
   x.narrow = (uint8_t *)on->narrow;
-  if (on->narrow && on->narrow == on->d) x.columns = x.narrow + (size_t)N * (size_t)M;
   x.N = N, x.K = K, x.M = M;
   x.down = x.slabs = (int)g2z__blocks((size_t)N, G2Z__PRODUCT_ROWS);
   x.across = (int)g2z__blocks((size_t)M, G2Z__PRODUCT_COLUMNS);
@@ -6302,22 +6046,19 @@ g2z_k_add_losses(double *sum, const float *losses, int n) {
  *
  * e and h g / z must fit A. Let s be the larger of two sums of exponentials: of the first SAMPLE
  * words, the most frequent ones in a vocabulary like GPT-2's, and of the target alone. In powers of
- * 2, r = log2(s) - below, so that z is at least 16, up to the rounding of the sample's logits. A z
- * above `most` would cost h g / z digits in fp16. If z is above `most` or below `least`, the row's
- * tiles are computed again with an r that makes z 16. If z overflowed or vanished, the new r is
- * `room` above the row's largest exponent, so that z lies from 1/16 to V/16. In GPT-2's training
- * few tiles have such a row; with 131,072 equally likely words every row is out of bounds.
+ * 2, r = log2(s) - BELOW, so that z is at least 16, up to the rounding of the sample's logits. A z
+ * above LIMIT would cost h g / z digits in fp16. If z is above LIMIT or below 1, the row's tiles
+ * are computed again with an r that makes z 16. If z overflowed or vanished, the new r is ROOM
+ * above the row's largest exponent, so that z lies from 1/16 to V/16. In GPT-2's training few tiles
+ * have such a row; with 131,072 equally likely words every row is out of bounds.
  *
  * With fp8 the product that makes the exponentials multiplies e4m3. A target's logit is the product
- * of the same rounded numbers, so that loss, z and gradients belong to one softmax.
- *
- * With fp8=weights, if all tiles are whole, both other products take 8 bits, too. e is e5m2, with
- * z from 256 on: what is below e5m2's smallest number is below 2^-25 of z. e is stored twice, as
- * rows and as columns, in the memory of 16-bit logits. dwte is the product with columns of
- * h 2^7 / z in e4m3, which lie in dh's memory until dh is made, times g / 2^7. A row's largest
- * number is the target's, z - e: what its rounding changed is added to dh. */
+ * of the same rounded numbers, so that loss, z and gradients belong to one softmax. */
 
 #define G2Z__HEAD_SAMPLE 512
+#define G2Z__HEAD_BELOW 4.0f
+#define G2Z__HEAD_LIMIT 0x1p12f
+#define G2Z__HEAD_ROOM 4.0f
 #define G2Z__HEAD_ROWS 32        /* rows per block of g2z_k_head_rows */
 static_assert(4 * G2Z__HEAD_ROWS == G2Z__PRODUCT_ROWS, "g2z__softmax_rows.again: an int for each");
 
@@ -6327,14 +6068,9 @@ typedef struct g2z__head_rows {
   int4 *again;                   /* [tiles down] for each 32 rows: 1 if a sum is out of bounds */
   float2 *parts;                 /* [tiles across,n] */
   float *dh;                     /* [n,C] dh before the factor, in the memory of parts */
-  float below, least, most, room; /* bounds of z, as above */
   /* With fp8: */
   uint8_t *narrow_h, *narrow_wte; /* [n], [Vp] rows of C numbers in e4m3 */
   float *unit;                   /* [n] as in g2z__softmax_rows */
-  /* With gradients in 8 bits, else NULL: */
-  uint8_t *words;                /* [C] rows of Vp numbers in e4m3, in the order of g2z__word_at */
-  float *others;                 /* [n] e - z of the target */
-  float *scale;                  /* [1] the factor of dwte */
 } g2z__head_rows;
 
 template <typename A>
@@ -6350,14 +6086,6 @@ struct g2z__head_chunk {
 };
 
 /* ----- the rows ---------------------------------------------------------- */
-
-/* Numbers in e5m2 round to nearest and shrink by 0.28 % if their place between powers of two is
- * random: by SHRUNK. A part of a power of two per row makes it random, for e and z - e alike; else
- * the gradient of the logits would not add up to 0, and logits would grow. */
-#define G2Z__HEAD_SHRUNK 0.99724f
-static __device__ inline float g2z__head_below(const g2z__head_rows &rows, int row) {
-  return rows.below + (rows.words ? (float)((uint32_t)row * 2654435769u >> 8) * 0x1p-24f : 0);
-}
 
 typedef enum g2z__head_numbers { G2Z__HEAD_ACT, G2Z__HEAD_E4M3 } g2z__head_numbers;
 
@@ -6420,8 +6148,7 @@ g2z_k_head_guess(g2z__head_rows rows, g2z__head_chunk<A> x, const A *sample, int
   part = g2z__softmax_warp(part);
   if (lane > 0) return;
   rows.target[row] = target;
-  rows.reference[row] = fmaxf(part.max * G2Z__LOG2E + log2f(part.sum), target) -
-                        g2z__head_below(rows, (int)row);
+  rows.reference[row] = fmaxf(part.max * G2Z__LOG2E + log2f(part.sum), target) - G2Z__HEAD_BELOW;
 }
 
 typedef enum g2z__rows_time { G2Z__ROWS_FIRST, G2Z__ROWS_AGAIN } g2z__rows_time;
@@ -6446,7 +6173,7 @@ g2z_k_head_rows(g2z__head_rows rows, g2z__head_chunk<A> x, int across, g2z__rows
   __shared__ float2 shared[8][G2Z__HEAD_ROWS];
   __shared__ float factors[G2Z__HEAD_ROWS];
   int lane = (int)(threadIdx.x % G2Z__WARP), warp = (int)(threadIdx.x / G2Z__WARP);
-  const int block = (int)blockIdx.x, row = g2z__token_at(block, lane / 4, lane % 4);
+  int first = (int)blockIdx.x * G2Z__HEAD_ROWS, row = first + lane;
   g2z__k_begin();
   if (time == G2Z__ROWS_AGAIN && !g2z__rows_again(rows.again, (int)blockIdx.x / 4)) return;
   float sum = 0, largest = -INFINITY;
@@ -6462,7 +6189,7 @@ g2z_k_head_rows(g2z__head_rows rows, g2z__head_chunk<A> x, int across, g2z__rows
       sum += shared[other][lane].x;
       largest = fmaxf(largest, shared[other][lane].y);
     }
-    bool here = row < x.n, again = here && !(sum >= rows.least && sum <= rows.most);
+    bool here = row < x.n, again = here && !(sum >= 1 && sum <= G2Z__HEAD_LIMIT);
     if (here) {
       float reference = rows.reference[row], target = rows.target[row];
       float others = fmaxf(sum - g2z__exp2(target - reference), 0);
@@ -6470,51 +6197,21 @@ g2z_k_head_rows(g2z__head_rows rows, g2z__head_chunk<A> x, int across, g2z__rows
       const int word = x.targets[row], counts = word >= 0; /* -1: neither loss nor gradient */
       /* A sum in another order may make the loss just less than 0. */
       x.losses[row] = !counts || (loss < 0 && sum > 0) ? 0 : loss;
-      const float g = x.dloss * x.state->loss_scale;
-      factors[lane] = rows.factor[row] = sum < INFINITY ? (float)counts * g / sum : NAN;
-      if (rows.words) {
-        uint8_t *e = reinterpret_cast<uint8_t *>(x.logits), *columns = e + (size_t)x.n * x.Vp;
-        if (counts)
-          e[(size_t)row * (size_t)x.Vp + (size_t)g2z__word_at(word)] =
-              columns[(size_t)word * (size_t)x.n + (size_t)(block * 32 + lane)] =
-                  (uint8_t)g2z__pair_8<__nv_fp8_e5m2>(make_float2(-others, 0), 1);
-        rows.others[row] = -others;
-        factors[lane] = sum < INFINITY ? (float)counts * 0x1p7f / sum : NAN;
-        if (row == 0) *rows.scale = g / (0x1p7f * G2Z__E4M3_X);
-      } else if (counts)
-        x.logits[(size_t)row * (size_t)x.Vp + (size_t)word] = (A)-others;
+      if (counts) x.logits[(size_t)row * (size_t)x.Vp + (size_t)word] = (A)-others;
+      factors[lane] = rows.factor[row] =
+          sum < INFINITY ? (float)counts * x.dloss * x.state->loss_scale / sum : NAN;
       if (again && time == G2Z__ROWS_FIRST)
         rows.reference[row] =
-            reference + (sum > 0 && sum < INFINITY ? log2f(sum) - g2z__head_below(rows, row)
-                                                   : largest + rows.room);
+            reference + (sum > 0 && sum < INFINITY ? log2f(sum) - G2Z__HEAD_BELOW
+                                                   : largest + G2Z__HEAD_ROOM);
     }
     again = __any_sync(G2Z__ALL_LANES, again);
     if (lane == 0 && time == G2Z__ROWS_FIRST)
       reinterpret_cast<int *>(rows.again)[blockIdx.x] = again;
   }
   __syncthreads();
-  if constexpr (sizeof(A) == 2)
-    if (rows.words) {
-      for (int column = 0; column < x.C; column += 256) {
-        uint4 packs[4] = {};
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-          if (column + lane * 8 >= x.C) continue;
-          float value[8];
-          size_t at = (size_t)g2z__token_at(block, warp, i) * (size_t)x.C + (size_t)column;
-          g2z__unpack<A>(value, g2z__get(x.h + at, (size_t)lane));
-#pragma unroll
-          for (int j = 0; j < 8; j++) value[j] *= factors[4 * warp + i];
-          packs[i] = g2z__pack<A>(value);
-        }
-        g2z__narrow_put<A, __nv_fp8_e4m3>(NULL, reinterpret_cast<uint8_t *>(x.dh), packs, block,
-                                          column, x.n, x.C);
-      }
-      return;
-    }
-  for (int i = warp; i < G2Z__HEAD_ROWS; i += 8) {
-    if (g2z__token_at(block, i / 4, i % 4) >= x.n) continue;
-    size_t at = (size_t)g2z__token_at(block, i / 4, i % 4) * (size_t)x.C;
+  for (int i = warp; i < G2Z__HEAD_ROWS && first + i < x.n; i += 8) {
+    size_t at = (size_t)(first + i) * (size_t)x.C;
     for (int pack = lane; pack * L < x.C; pack += (int)G2Z__WARP) {
       float value[L];
       g2z__unpack<A>(value, g2z__get(x.h + at, (size_t)pack));
@@ -6525,9 +6222,8 @@ g2z_k_head_rows(g2z__head_rows rows, g2z__head_chunk<A> x, int across, g2z__rows
   }
 }
 
-/* g2z_k_head_scale: x.dh = rows.dh times the rows' factors. With gradients in 8 bits, the target's
- * term is first replaced by the exact one.
- *   rows    dh, factor  in; also others
+/* g2z_k_head_scale: x.dh = rows.dh times the rows' factors.
+ *   rows    dh, factor  in
  *   x       dh          out
  * Math    f32
  * Launch  one thread per pack
@@ -6542,15 +6238,6 @@ g2z_k_head_scale(g2z__head_rows rows, g2z__head_chunk<A> x) {
   if (row >= (size_t)x.n) return;
   float value[L], factor = rows.factor[row];
   g2z__get_floats<L>(value, rows.dh + i * L);
-  if (rows.words) {
-    const float exact = rows.others[row] * G2Z__HEAD_SHRUNK;
-    const float lost = (exact - g2z__round_e5m2(rows.others[row])) / G2Z__E4M3_W;
-    const size_t word = (size_t)max(x.targets[row], 0); /* -1: factor is 0 */
-    float w[L];
-    g2z__unpack<A>(w, g2z__get(x.wte + word * (size_t)x.C, i % (size_t)(x.C / L)));
-#pragma unroll
-    for (int j = 0; j < L; j++) value[j] += lost * g2z__round_e4m3(w[j] * G2Z__E4M3_W);
-  }
 #pragma unroll
   for (int j = 0; j < L; j++) value[j] *= factor;
   g2z__put(x.dh, i, g2z__pack<A>(value));
@@ -6593,7 +6280,6 @@ static g2z_status g2z__head_exponentials(g2z_device *device, const g2z__head_chu
     on.a = rows->narrow_wte;
     on.b = rows->narrow_h;
     on.rows.unit = rows->unit;
-    if (rows->words) on.narrow = on.d;
   }
   on.rows.reference = rows->reference;
   on.rows.parts = rows->parts;
@@ -6616,21 +6302,17 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *
   G2Z_ASSERT(dwte_dtype == G2Z_FP32 || (N <= chunk && mode == G2Z_OVERWRITE));
   const int sms = g2z__cuda_of(device)->sms;
   const int fused = dh && g2z__head_fits<A>(device, chunk, C, Vp);
-  const int narrow = fused && g2z_narrow_columns(device, N, C) &&
-                     (N <= chunk || chunk % 128 == 0); /* gradients in 8 bits */
   g2z__head_rows rows = {};
   if (fused) {
     const size_t most = (size_t)(N < chunk ? N : chunk), row = g2z__align(most * 4);
     const size_t again = g2z__align(g2z__blocks(most, G2Z__PRODUCT_ROWS) * sizeof(int4));
     const size_t parts = g2z__blocks((size_t)Vp, G2Z__PRODUCT_COLUMNS) * most * sizeof(float2);
-    const size_t sums = most * (size_t)C * sizeof(float), fp8 = device->fp8 ? 1 : 0;
+    const size_t sums = most * (size_t)C * sizeof(float), narrow = device->fp8 ? 1 : 0;
     const size_t shared = g2z__align(parts > sums ? parts : sums);
-    const size_t narrow_h = fp8 * g2z__align(most * G2Z_NARROW_ROW(C));
-    const size_t narrow_wte = fp8 * g2z__align((size_t)Vp * G2Z_NARROW_ROW(C));
-    const size_t more = narrow ? (size_t)C * (size_t)Vp + row + 256 : 0;
+    const size_t narrow_h = narrow * g2z__align(most * G2Z_NARROW_ROW(C));
+    const size_t narrow_wte = narrow * (size_t)Vp * G2Z_NARROW_ROW(C);
     void *memory;
-    G2Z_TRY(g2z__scratch(device, again + 4 * row + shared + narrow_h + narrow_wte + more,
-                         &memory));
+    G2Z_TRY(g2z__scratch(device, again + 4 * row + shared + narrow_h + narrow_wte, &memory));
     char *to = (char *)memory;
     rows.again = (int4 *)to, to += again;
     rows.reference = (float *)to, to += row;
@@ -6639,14 +6321,7 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *
     rows.unit = (float *)to, to += row;
     rows.parts = (float2 *)to, rows.dh = (float *)to, to += shared;
     rows.narrow_h = (uint8_t *)to, to += narrow_h;
-    rows.narrow_wte = (uint8_t *)to, to += narrow_wte;
-    rows.others = (float *)to;
-    rows.scale = (float *)(to + row);
-    rows.words = narrow ? (uint8_t *)to + row + 256 : NULL;
-    rows.below = narrow ? 8 : 4;
-    rows.least = narrow ? 0x1p6f : 1;
-    rows.most = narrow ? 0x1p15f : 0x1p12f;
-    rows.room = narrow ? -8 : 4;
+    rows.narrow_wte = (uint8_t *)to;
   }
   for (int first = 0; first < N; first += chunk) {
     size_t at = (size_t)first * (size_t)C;
@@ -6657,12 +6332,8 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *
                             state,           dloss,
                             n, C, V, Vp};
     if constexpr (sizeof(A) == 2)
-      if (fused && device->fp8 && first == 0) { /* once for all chunks */
-        const g2z_narrow_weight one = {wte, rows.words, rows.narrow_wte, Vp, C};
-        G2Z_TRY(narrow ? g2z__narrow_launch<A>(device, &one, 1, 1)
-                       : g2z__narrow<__nv_fp8_e4m3>(device, rows.narrow_wte, x.wte, G2Z__E4M3_W,
-                                                    Vp, C));
-      }
+      if (fused && device->fp8 && first == 0) /* once for all chunks */
+        G2Z_TRY(g2z__narrow<__nv_fp8_e4m3>(device, rows.narrow_wte, x.wte, G2Z__E4M3_W, Vp, C));
     if (fused) G2Z_TRY(g2z__head_exponentials(device, &x, &rows));
     else { /* losses from logits; if dh is wanted, the gradient overwrites the logits */
       g2z__lt_key key = g2z__lt_rows_key<A, A>(device, n, C, Vp, G2Z__AS_IT_IS, G2Z__TRANSPOSED, Vp,
@@ -6680,21 +6351,11 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *
     g2z__lt_key key = weight_key(device, Vp, n, C, G2Z__TRANSPOSED, G2Z__AS_IT_IS, C,
                                  CUBLASLT_EPILOGUE_DEFAULT);
     g2z__lt_operands on = g2z__lt_rows(dwte, logits, fused ? x.dh : x.h);
-    if (narrow) {
-      g2z__lt_narrow_key(&key, CUDA_R_8F_E4M3);
-      on.b = (uint8_t *)logits + (size_t)n * (size_t)Vp;
-      on.scale = rows.scale;
-    }
     if (first > 0 || mode == G2Z_ACCUMULATE) on.c = dwte;
     G2Z_TRY(g2z__lt_multiply(device, &key, &on));
     auto data_key = fused ? g2z__lt_rows_key<A, float> : g2z__lt_rows_key<A, A>;
     key = data_key(device, n, Vp, C, G2Z__AS_IT_IS, G2Z__AS_IT_IS, C, CUBLASLT_EPILOGUE_DEFAULT);
     on = g2z__lt_rows(fused ? (void *)rows.dh : x.dh, logits, wte);
-    if (narrow) {
-      g2z__lt_narrow_key(&key, CUDA_R_8F_E4M3);
-      on.a = rows.words;
-      on.factor = 1 / G2Z__E4M3_W;
-    }
     G2Z_TRY(g2z__lt_multiply(device, &key, &on));
     size_t packs = (size_t)n * (size_t)(C / g2z__lanes<A>);
     if (fused)

@@ -242,7 +242,7 @@ static const struct { const char *theirs, *ours; } g2zg_foreign[] = {
     {"-f tf32 tensorcores", "--dtype tf32"},
     {"fp32", "--dtype fp32"},
     {"precision mixed_precision params_dtype amp", "--dtype fp32|tf32|fp16|bf16"},
-    {"fp8_format", "--fp8 none|logits|forward|all|weights"},
+    {"fp8_format", "--fp8 none|logits|forward|all"},
     {"initial_scale_power initial_loss_scale", "--loss-scale X; without it the scale is dynamic"},
     {"-w", "remove it: the optimizer has fp32 master weights"},
     {"-z zero_stage stage zero_optimization deepspeed deepspeed_config fsdp "

@@ -617,7 +617,7 @@ static void test_config_checks(g2z_test *t) {
   REFUSED(optimizer.steps, 0, "steps=0");
   REFUSED(optimizer.loss_scale, 0.5f, "loss_scale=0.5");
   REFUSED(dropout, 1.0f, "dropout=1");
-  REFUSED(fp8, G2Z_FP8_COUNT, "fp8=5");
+  REFUSED(fp8, G2Z_FP8_COUNT, "fp8=4");
   REFUSED(fp8, G2Z_FP8_LOGITS, "fp8=logits rounds numbers of 16 bits to 8, and dtype=fp32 has 32");
   REFUSED(zero_stage, 4, "zero_stage=4");
   REFUSED(strategy, G2Z_STRATEGY_COUNT, "strategy=2");

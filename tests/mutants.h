@@ -65,8 +65,6 @@
     "ops_linear golden_gradients finite_differences", "cuda_linear cuda_golden")                   \
   X(data_overwrite, "fc's bias gradient forgets the micro-steps before",                           \
     "ops_linear accumulation", "cuda_linear cuda_gradients")                                       \
-  X(weight_fp8, "a weight gradient rounds nothing to 8 bits",                                      \
-    "ops_linear fp8", "(fp16) cuda_linear cuda_fp8")                                               \
   X(weight_zero, "matrices get no gradient",                                                       \
     "ops_linear golden_gradients finite_differences", "cuda_linear cuda_golden")                   \
   X(weight_row, "weight gradients leave out the last token",                                       \
@@ -363,13 +361,11 @@ static g2z_status mutant_linear_bwd_data(g2z_device *device, void *dx, void *dbi
 }
 
 static g2z_status mutant_linear_bwd_weight(g2z_device *device, void *dw, const void *x,
-                                           const void *dy, const void *narrow_dy, g2z_write mode,
-                                           int N, int K, int O) {
+                                           const void *dy, g2z_write mode, int N, int K, int O) {
   if (IS(device, weight_overwrite)) mode = G2Z_OVERWRITE;
   if (IS(device, weight_accumulate)) mode = G2Z_ACCUMULATE;
   if (IS(device, weight_row) && N > 1) N--;
-  if (IS(device, weight_fp8)) narrow_dy = NULL;
-  G2Z_TRY(RIGHT(device)->linear_bwd_weight(device, dw, x, dy, narrow_dy, mode, N, K, O));
+  G2Z_TRY(RIGHT(device)->linear_bwd_weight(device, dw, x, dy, mode, N, K, O));
   if (IS(device, weight_zero))
     return mutant_zero(device, device->grad_dtype, dw, 1, 0, 0, (size_t)K * (size_t)O);
   return G2Z_OK;
