@@ -10477,6 +10477,8 @@ typedef struct g2z__transfer {
   int weights_only;             /* saving: weights, not a checkpoint */
   size_t begin, count;          /* canonical range: all, or this rank's if every rank owns all */
   g2z_writer *model, *moments;  /* saving: rank 0's files, whose elements all ranks write */
+  uint64_t first[2];            /* saving: where their elements begin. Ranks only write: in a page
+                                 * that NFS has read, a write replaces other hosts' bytes */
   g2z_writer *writer;           /* saving: the file written last */
   DIR *listing;                 /* saving: rank 0 reads the names in the directory */
   g2z_note note;                /* saving: writes the program's note.json */
@@ -10564,9 +10566,12 @@ G2Z__PRIVATE g2z_status g2z__transfer_buffer(g2z__transfer *x, g2z_buffer buffer
   char name[40];
   snprintf(name, sizeof name, "%s.safetensors%s",
            buffer == G2Z_BUFFER_MASTER ? "model" : "optimizer", saving ? ".partial" : "");
-  G2Z_TRY(g2z__transfer_file(x, name, saving ? O_RDWR : O_RDONLY));
-  G2Z_TRY(g2z__transfer_read(x, 0, begin, sizeof *begin)); /* the length of the header */
-  *begin += sizeof *begin + (buffer == G2Z_BUFFER_V ? x->t->plan->parameters * sizeof(float) : 0);
+  G2Z_TRY(g2z__transfer_file(x, name, saving ? O_WRONLY : O_RDONLY));
+  if (!saving) { /* the length of the header, then the header */
+    G2Z_TRY(g2z__transfer_read(x, 0, begin, sizeof *begin));
+    *begin += sizeof *begin;
+  } else *begin = x->first[buffer != G2Z_BUFFER_MASTER];
+  if (buffer == G2Z_BUFFER_V) *begin += x->t->plan->parameters * sizeof(float);
   return G2Z_OK;
 }
 
@@ -10821,6 +10826,11 @@ G2Z__PRIVATE g2z_status g2z__saver_run(g2z__transfer *x, const char *final_name)
   const size_t world = (size_t)x->t->plan->world, rank = (size_t)x->t->plan->rank;
   g2z__saved *saved = &x->saved;
   G2Z_TRY(g2z_ranks_agree(x->ranks, g2z__saver_begin(x, final_name)));
+  if (rank == 0) {
+    x->first[0] = x->model->written;
+    if (x->moments) x->first[1] = x->moments->written;
+  }
+  G2Z_TRY(g2z_ranks_broadcast(x->ranks, x->first, sizeof x->first));
   G2Z_TRY(g2z_ranks_agree(x->ranks, g2z__saver_own(x)));
   G2Z_TRY(g2z_ranks_agree(x->ranks, rank == 0 ? g2z__saver_commit(x) : G2Z_OK));
   if (x->weights_only) return G2Z_OK;

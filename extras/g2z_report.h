@@ -1262,7 +1262,7 @@ static g2z_status g2zp_curves_read(g2z_services *services, const char *run_dir,
       AT(val_tokens, G2ZP_VALIDATIONS) = (double)m->tokens;
       AT(val_time_s, G2ZP_VALIDATIONS) = time_s;
       AT(val_loss, G2ZP_VALIDATIONS) = line.val_loss;
-      if (line.val_loss < c->column[G2ZP_COLUMN_val_loss][c->best])
+      if (!isnan(line.val_loss) && !(c->column[G2ZP_COLUMN_val_loss][c->best] <= line.val_loss))
         c->best = c->count[G2ZP_VALIDATIONS];
       c->count[G2ZP_VALIDATIONS]++;
     }

@@ -360,7 +360,7 @@ struct g2z_run {
   double started, ended;             /* g2z_seconds(); 0: not yet */
   int64_t steps, steps_per_epoch, epochs, tokens_per_step, train_sequences;
   int64_t step;                      /* steps enqueued */
-  struct {                           /* rank 0 finds it for all: names may come from its clock */
+  struct {                           /* rank 0 finds it for all */
     int continues;                   /* 1: run_dir's own run continues, */
     int own;                         /* 1: after a checkpoint of its own */
     char resume[1024];
@@ -2054,9 +2054,11 @@ static g2z_status g2zr_open(g2z_run *run) {
   run->due = own ? (int)run->sum.due : run->steps == 0 ? every | end : 0;
   run->epoch_ends |= own && (run->due & G2ZR_DUE_EPOCH_END) != 0;
   if (own && run->sum.evaluated < config.eval.count) run->evaluated = (int)run->sum.evaluated;
-  if (run->resume && run->epoch_ends)
-    run->due |= G2ZR_DUE_VALIDATION | G2ZR_DUE_EPOCH_END |
+  if (run->resume && run->epoch_ends) { /* the saving run may have validated here already */
+    const int knew = own && (run->due & G2ZR_DUE_EPOCH_END) && sum->val_entropy > 0;
+    run->due |= (knew ? 0 : G2ZR_DUE_VALIDATION) | G2ZR_DUE_EPOCH_END |
                 (config.save_epochs && !own ? G2ZR_DUE_SAVE : 0);
+  }
   run->impatient = config.patience > 0 && sum->stale >= (double)config.patience;
   if (run->resume && (run->steps <= run->resumed || run->impatient))
     run->due |= end | (config.save_weights ? G2ZR_DUE_WEIGHTS : 0);

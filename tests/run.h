@@ -1879,10 +1879,16 @@ static void test_train_best_honest(g2z_test *t) {
                         output, sizeof output) == cases[i].code);
     CHECK_HAS(t, output, cases[i].says);
     CHECK(t, !strstr(output, cases[i].not_says));
-    test_sh(t, "%s > out 2>&1", cases[i].after);
+    test_sh(t, "{ %s; } > out 2>&1", cases[i].after);
     if (i == 4)
       CHECK(t, test_train_paste(t, output, "only new losses: ", output, sizeof output) == 0);
   }
+  /* A run that ended at an epoch's end continues: a validation there does not run twice. */
+  for (int patience = 1; patience <= 3; patience += 2)
+    test_train_job(t, 1, 0, "ended early by ", test_text("%s --epochs 6 --batch 8 --lr 0 --keep-best "
+                                                         "--resume latest --patience %d",
+                                                         test_digits(t, "ends"), patience));
+  test_sh(t, "[ $(grep val_loss ends/metrics.jsonl | cut -d, -f1 | sort -u | wc -l) = 4 ]");
 }
 
 /* The commands that a run prints continue it when pasted, whatever its directory is called. Their
