@@ -1800,8 +1800,8 @@ G2Z_API g2z_status g2z_model_score(g2z_model *model, const int32_t *tokens, cons
 G2Z_API g2z_status g2z_model_logits(g2z_model *model, const int32_t *tokens, int B, int T,
                                     float *logits);
 /* Computes the mean loss, without dropout, over the next `steps` batches of a loader, which has the
- * trainer's B and T and accum 1. It covers the targets of all ranks that count; NaN if none
- * counts. `progress`, unless NULL, receives the finished share. */
+ * trainer's B and T and accum 1. It covers the targets of all ranks that count; if none counts, it
+ * fails. `progress`, unless NULL, receives the finished share. */
 G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *trainer, g2z_loader *loader, int64_t steps,
                                         void (*progress)(void *user, double share), void *user,
                                         double *loss);
@@ -10146,6 +10146,9 @@ G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *t, g2z_loader *loader, int6
   g2z_release(t->services, parts);
   if (counted > 0) *loss = g2z__nan_unsigned(sum / counted);
   g2z__ranks_phase(ranks, "step", t->enqueued, 0);
+  if (status == G2Z_OK && counted == 0)
+    return g2z_fail(t->services, G2Z_BAD_ARGUMENT, "no token of the first %" PRId64 " validation "
+                    "batches counts: validate on more", steps);
   return status;
 }
 

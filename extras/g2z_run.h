@@ -286,7 +286,8 @@ extern "C" {
   X(evaluated)     /* and the number of --eval files scored by then */                            \
   X(best_step)     /* of best_val_loss */                                                         \
   X(kept_step)     /* of the weights in RUN_DIR/best; NaN: none */                                \
-  X(val_entropy)   /* of the validation tokens; 0 or NaN: not known */                            \
+  X(val_data)      /* what a validation reads: a hash of its shards, */                           \
+  X(val_tokens)    /* and the number of its tokens; 0: there was no validation data */            \
   X(stale)         /* number of validations since best_step */                                    \
   X(target_loss)                                                                                  \
   X(target_step)   /* step, tokens and wall time of the first validation that reached it; */      \
@@ -393,8 +394,7 @@ struct g2z_run {
   g2z_metrics known;                 /* of the last step whose loss is known */
   double peak_flops;                 /* of all ranks; NaN: unknown */
   g2zr_totals sum;
-  double val_entropy;                /* NaN: none */
-  int64_t val_steps, val_tokens;     /* of one validation: batches, and tokens that count */
+  int64_t val_steps, val_tokens;     /* batches and tokens of one validation */
   double *step_s;                    /* of this epoch's steps since the start or the resume, */
   size_t timed;                      /* and their number */
   g2zr_epoch *epoch;                 /* all epochs; the last one is running */
@@ -984,58 +984,17 @@ static const char *g2zr_length(const g2z_run *run, int64_t *value) {
   return cut ? "--max-train-steps" : by_epoch ? "--epochs" : "--steps";
 }
 
-/* The length of the first word of a command, which g2z_shell_word may have quoted. */
-static size_t g2zr_word_bytes(const char *command) {
-  size_t bytes = 0;
-  for (int quoted = 0; command[bytes] && (quoted || command[bytes] != ' '); bytes++) {
-    if (command[bytes] == '\'') quoted = !quoted;
-    else if (command[bytes] == '\\' && !quoted) bytes++;
-  }
-  return bytes;
-}
-
-/* This run's command, ready to paste; the flags of `more` replace its own. Under a launcher, or if
- * the command is too long, only these flags. `more` is a list of "--name VALUE". */
-static const char *g2zr_command(const g2z_run *run, const char *run_dir, const char *more,
+/* How to call this program again. `other`: a new run that starts from `value`, in a directory of its
+ * own. */
+static const char *g2zr_command(const g2z_run *run, int other, const char *flag, const char *value,
                                 char text[1400]) {
-  const char *command = run->config.command_line;
-  const char *launcher = g2z_ranks_place(run->context->ranks)->launcher;
-  char word[256], flags[1024], name[32];
-  size_t used = 0;
-  g2z_shell_word(run_dir, word, sizeof word);
-  snprintf(flags, sizeof flags, "--run-dir %s %s", word, more);
-  if (!command || strlen(command) > 400 ||
-      (strcmp(launcher, "alone") != 0 && strcmp(launcher, "ranks") != 0)) {
-    snprintf(text, 1400, "the same command with %s", flags);
-    return text;
-  }
-  while (*command) {
-    const size_t bytes = g2zr_word_bytes(command), length = strcspn(command, " =");
-    snprintf(name, sizeof name, "%.*s ", (int)length, command);
-    const int replaced = strncmp(command, "--", 2) == 0 && strstr(flags, name);
-    if (!replaced) used += (size_t)sprintf(text + used, "%.*s ", (int)bytes, command);
-    command += bytes + (command[bytes] == ' ');
-    if (!replaced || length < bytes) continue;
-    command += g2zr_word_bytes(command); /* skips the value, which is a separate word */
-    command += *command == ' ';
-  }
-  snprintf(text + used, 1400 - used, "%s", flags);
+  const int replaces = other && run->config.resume && strcmp(flag, "--resume") != 0;
+  char to[1100], words[2][600];
+  snprintf(to, sizeof to, "%s%s", run->config.run_dir, other ? "-2" : "");
+  snprintf(text, 1400, "the same command with --run-dir %s %s %s%s",
+           g2z_shell_word(to, words[0], sizeof words[0]), flag,
+           g2z_shell_word(value, words[1], sizeof words[1]), replaces ? ", without --resume" : "");
   return text;
-}
-
-/* The command of a new run that starts from `path` and writes to another directory. flag:
- * "--init-from" weights or "--resume" a checkpoint. */
-static const char *g2zr_further(const g2z_run *run, const char *flag, const char *path,
-                                char text[1400]) {
-  const g2z_run_config *c = &run->config;
-  const int own = c->save_weights && strcmp(c->save_weights, g2zr_in(run, "weights").text) != 0;
-  char word[300], to[300] = "", more[700], run_dir[1100];
-  snprintf(run_dir, sizeof run_dir, "%s-2", c->run_dir);
-  if (own) g2z_shell_word(g2z_path_in(run_dir, "weights").text, to, sizeof to);
-  snprintf(more, sizeof more, "%s %s%s%s%s", flag, g2z_shell_word(path, word, sizeof word),
-           own ? " --save-weights " : "", to,
-           c->resume && strcmp(flag, "--resume") != 0 ? " --resume latest" : "");
-  return g2zr_command(run, run_dir, more, text);
 }
 
 /* The end of a run: prints the result of a training and commands for further work, then writes
@@ -1087,18 +1046,20 @@ static g2z_status g2zr_finish(g2z_run *run) {
   }
   if (reports && saved) {
     const char *command = run->config.command_line ? run->config.command_line : "./train";
+    const char *flags = strstr(command, " --");
     G2ZR_SAY(run, "weights: %s", saved);
     G2ZR_SAY(run, "To generate text: %.*s --init-from %s --prompt 'The'%s",
-             (int)g2zr_word_bytes(command), command, g2z_shell_word(saved, word, sizeof word),
-             run->tokenizer ? "" : " --vocab FILE");
+             (int)(flags ? (size_t)(flags - command) : strlen(command)), command,
+             g2z_shell_word(saved, word, sizeof word), run->tokenizer ? "" : " --vocab FILE");
   }
   if (run->impatient) flag = "--patience", length = run->config.patience;
-  snprintf(more, sizeof more, "--resume latest %s %" PRId64, flag, 2 * length);
+  snprintf(more, sizeof more, "--resume latest %s", flag);
+  snprintf(word, sizeof word, "%" PRId64, 2 * length);
   if (reports && run->saved >= 0)
-    G2ZR_SAY(run, "To continue training: %s", g2zr_command(run, run_dir, more, text));
+    G2ZR_SAY(run, "To continue training: %s", g2zr_command(run, 0, more, word, text));
   else if (reports && saved && run_dir)
-    G2ZR_SAY(run, "To train these weights further: %s", g2zr_further(run, "--init-from", saved,
-                                                               text));
+    G2ZR_SAY(run, "To train these weights further: %s",
+             g2zr_command(run, 1, "--init-from", saved, text));
   run->ended = g2z_seconds();
   g2z_utc_now(now);
   g2zr_line(run, "[Rank 0] RUN_COMPLETE checkpoint_path=%.4096s world_size=%d tokens_per_sec=%.2f "
@@ -1481,48 +1442,8 @@ static g2z_status g2zr_open_tokenizer(g2z_run *run) {
   return status;
 }
 
-/* The values[count] of all ranks, concatenated; freed with g2z_release. */
-static g2z_status g2zr_gather(g2z_run *run, const int64_t *values, size_t count, int64_t **all) {
-  const size_t world = (size_t)run->context->world;
-  G2Z_TRY(g2zr_agree(run, G2Z_NEW(run->services, count * world, all)));
-  return g2z_ranks_all_gather(run->context->ranks, values, count * sizeof *values, *all);
-}
-
-/* Entropy of the frequencies of the validation tokens: the loss of a model that knows only these
- * frequencies. */
-static g2z_status g2zr_val_entropy(g2z_run *run) {
-  const size_t vocab = (size_t)run->config.train.model.vocab;
-  const int64_t tokens = (int64_t)run->config.train.batch * run->config.train.seq;
-  int64_t *counts, *all = NULL, total = 0;
-  G2Z_TRY(G2Z_NEW(run->services, vocab, &counts));
-  g2z_status status = G2Z_OK;
-  for (int64_t step = 0; step < run->val_steps && status == G2Z_OK; step++) {
-    const int32_t *x, *y;
-    status = g2z_loader_next(run->val, &x, &y);
-    for (int64_t i = 0; status == G2Z_OK && i < tokens; i++)
-      if (y[i] >= 0) counts[y[i]]++; /* -1 does not count */
-  }
-  status = g2zr_agree(run, status);
-  if (status == G2Z_OK) status = g2zr_gather(run, counts, vocab, &all);
-  for (size_t i = 0; i < vocab && all; i++) {
-    counts[i] = 0;
-    for (int rank = 0; rank < run->context->world; rank++)
-      counts[i] += all[(size_t)rank * vocab + i];
-    total += counts[i];
-  }
-  double sum = 0;
-  for (size_t i = 0; i < vocab; i++)
-    if (counts[i]) sum += (double)counts[i] * log((double)total / (double)counts[i]);
-  run->val_entropy = sum / (double)total;
-  run->val_tokens = total;
-  if (status == G2Z_OK && total == 0) /* the loader has checked that some token counts */
-    status = g2z_fail(run->services, G2Z_BAD_ARGUMENT, "no token of the first %" PRId64 " "
-                      "validation batches counts: raise --val-steps or --max-val-steps",
-                      run->val_steps);
-  g2z_release(run->services, all);
-  g2z_release(run->services, counts);
-  return status;
-}
+/* A double holds 53 of the hash's 63 bits. */
+static double g2zr_val_data(const g2z_run *run) { return (double)(run->val->data >> 10); }
 
 /* Rank 0: prints what the run will do. */
 static void g2zr_introduce(g2z_run *run) {
@@ -1569,14 +1490,14 @@ static void g2zr_introduce(g2z_run *run) {
               train->optimizer.warmup, run->steps, (double)train->optimizer.lr);
   }
   if (run->val)
-    G2ZR_SAY(run, "validation: %" PRId64 " batch%s, %" PRId64 " tokens, unigram entropy %.4f nats",
-             run->val_steps, run->val_steps == 1 ? "" : "es", run->val_tokens, run->val_entropy);
-  if (run->val && run->sum.val_entropy > 0 && !isnan(run->sum.best_step) &&
-      fabs(run->sum.val_entropy - run->val_entropy) > 1e-9)
+    G2ZR_SAY(run, "validation: %" PRId64 " batch%s, %" PRId64 " tokens", run->val_steps,
+             run->val_steps == 1 ? "" : "es", run->val_tokens);
+  if (run->val && run->sum.val_tokens > 0 && !isnan(run->sum.best_step) &&
+      (run->sum.val_data != g2zr_val_data(run) || run->sum.val_tokens != (double)run->val_tokens))
     g2z_log(run->services, G2Z_LOG_WARNING, "the validation tokens changed since the checkpoint: "
             "the lowest loss so far, %.4f of step %.0f, belongs to the old tokens. For a run that "
             "compares only new losses: %s", run->sum.best_val_loss, run->sum.best_step,
-            g2zr_further(run, "--resume", run->resume, text));
+            g2zr_command(run, 1, "--resume", run->resume, text));
   if (run->config.run_dir) G2ZR_SAY(run, "run directory: %s", run->config.run_dir);
   if (run->resume) {
     int64_t length;
@@ -1707,20 +1628,20 @@ static g2z_status g2zr_check_directory(g2z_run *run) {
       G2Z_REFUSE(run->services, "%.200s holds a run that ended without a checkpoint (%s): choose "
                  "another --run-dir, or remove it%s%s", run_dir, traces[i], i == 2 ? "" : ". To "
                  "train its weights further: ", i == 2 ? "" :
-                 g2zr_further(run, "--init-from", g2z_path_in(run_dir, i ? "best" : "weights").text,
-                              text));
+                 g2zr_command(run, 1, "--init-from",
+                              g2z_path_in(run_dir, i ? "best" : "weights").text, text));
     if (there && !is_run)
       G2Z_REFUSE(run->services, "%.200s is not a run directory and holds a %s, which a run would "
                  "replace: choose another --run-dir", run_dir, traces[i]);
     if (there)
       G2Z_REFUSE(run->services, "%.200s holds a run already (%s): a new run needs another "
                  "--run-dir. To continue it: %s", run_dir, traces[i],
-                 g2zr_command(run, run_dir, "--resume latest", text));
+                 g2zr_command(run, 0, "--resume", "latest", text));
   }
   if (!run->found.continues || latest <= run->resumed || run->passed_over[0]) return G2Z_OK;
   G2Z_REFUSE(run->services, "%.200s holds checkpoints after step %" PRId64 ", up to step %" PRId64
              ": remove them, choose another --run-dir, or continue from the last: %s", run_dir,
-             run->resumed, latest, g2zr_command(run, run_dir, "--resume latest", text));
+             run->resumed, latest, g2zr_command(run, 0, "--resume", "latest", text));
 }
 
 /* Refuses a directory that holds a model: this run's model would overwrite it. */
@@ -1869,6 +1790,8 @@ static g2z_status g2zr_open_alone(g2z_run *run) {
       run->val_steps = config->val_steps;
     if (config->max_val_steps > 0 && run->val_steps > config->max_val_steps)
       run->val_steps = config->max_val_steps;
+    const int64_t most = run->val_steps * train->batch * run->context->world;
+    run->val_tokens = train->seq * (most < run->val->sequences ? most : run->val->sequences);
   }
   /* Shards, tokenizer and model must share a vocabulary. Shards of other programs name none, and
    * pass. Without --vocab, a model with GPT-2's number of tokens takes only shards of GPT-2's
@@ -1948,7 +1871,6 @@ static g2z_status g2zr_load(g2z_run *run, int *damaged) {
     char text[32];
     snprintf(text, sizeof text, "hash %016" PRIx64, run->val->data);
     G2Z_TRY(g2z_ranks_same(ranks, "validation data", text));
-    G2Z_TRY(g2zr_val_entropy(run));
   }
   G2Z_TRY(g2z_trainer_create(run->context, &run->config.train, &run->trainer));
   if (!run->resume) return G2Z_OK;
@@ -2055,7 +1977,7 @@ static g2z_status g2zr_open(g2z_run *run) {
   run->epoch_ends |= own && (run->due & G2ZR_DUE_EPOCH_END) != 0;
   if (own && run->sum.evaluated < config.eval.count) run->evaluated = (int)run->sum.evaluated;
   if (run->resume && run->epoch_ends) { /* the saving run may have validated here already */
-    const int knew = own && (run->due & G2ZR_DUE_EPOCH_END) && sum->val_entropy > 0;
+    const int knew = own && (run->due & G2ZR_DUE_EPOCH_END) && sum->val_tokens > 0;
     run->due |= (knew ? 0 : G2ZR_DUE_VALIDATION) | G2ZR_DUE_EPOCH_END |
                 (config.save_epochs && !own ? G2ZR_DUE_SAVE : 0);
   }
@@ -2076,7 +1998,8 @@ static g2z_status g2zr_open(g2z_run *run) {
   G2Z_TRY(g2zr_agree(run, g2zr_open_files(run)));
   G2Z_TRY(g2zr_agree(run, g2zr_check_shared(run)));
   if (run->context->rank == 0) g2zr_introduce(run);
-  if (run->val) sum->val_entropy = run->val_entropy;
+  if (run->val) sum->val_data = g2zr_val_data(run);
+  sum->val_tokens = (double)run->val_tokens;
   return g2zr_agree(run, g2zr_forget_end(run));
 }
 
@@ -2090,7 +2013,6 @@ G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *co
   run->config = *config;
   run->lock = run->weights_lock = run->metrics.file = run->log.file = -1;
   run->before = INT64_MAX;
-  run->val_entropy = NAN;
   if (config->early) snprintf(run->early, sizeof run->early, "%s", config->early);
   if (context->rank == 0) {
     services->also = g2zr_hear;
@@ -2302,12 +2224,10 @@ static g2z_status g2zr_validate(g2z_run *run, g2z_run_event *event) {
   }
   event->kind = G2Z_RUN_VALIDATION;
   event->val_loss = loss;
-  const double perplexity = exp(loss), gain = run->val_entropy - loss;
-  char note[64];
-  snprintf(note, sizeof note, "%.2f nats %s unigrams", fabs(gain), gain >= 0 ? "better than"
-                                                                             : "worse than");
-  if (reached) snprintf(note, sizeof note, "reaches the target of %g", sum->target_loss);
-  g2zr_line(run, "step %" PRId64 "/%" PRId64 " | val loss %.4f | perplexity %.*f | %s", run->step,
+  const double perplexity = exp(loss);
+  char note[64] = "";
+  if (reached) snprintf(note, sizeof note, " | reaches the target of %g", sum->target_loss);
+  g2zr_line(run, "step %" PRId64 "/%" PRId64 " | val loss %.4f | perplexity %.*f%s", run->step,
             run->steps, loss, perplexity < 1000 ? 2 : 0, perplexity, note);
   const double values[] = {loss, seconds * 1e3, sum->target_s};
   G2Z_TRY(g2zr_put_line(run, reached ? 3 : 2, names, values, reached ? ", \"target\": true" : ""));
@@ -2408,7 +2328,8 @@ static g2z_status g2zr_write_sample(g2z_run *run, g2z_run_event *event) {
 static g2z_status g2zr_stop(g2z_run *run) {
   char name[32], text[1400];
   int64_t mine = __atomic_load_n(&run->stop_signal, __ATOMIC_RELAXED), *all;
-  g2z_status status = g2zr_gather(run, &mine, 1, &all);
+  G2Z_TRY(g2zr_agree(run, G2Z_NEW(run->services, (size_t)run->context->world, &all)));
+  g2z_status status = g2z_ranks_all_gather(run->context->ranks, &mine, sizeof mine, all);
   for (int rank = run->context->world - 1; rank >= 0 && all; rank--)
     if (all[rank]) run->stop_signal = all[rank];
   g2z_release(run->services, all);
@@ -2422,7 +2343,7 @@ static g2z_status g2zr_stop(g2z_run *run) {
   g2zr_line(run, "stopped after step %" PRId64 " of %" PRId64 "%s%s, %s%s", run->step, run->steps,
             signal ? " by " : "", signal ? signal : "", saved ? "saved. To continue: " : "not "
             "saved, since there is no --run-dir", saved ?
-            g2zr_command(run, run->config.run_dir, "--resume latest", text) : "");
+            g2zr_command(run, 0, "--resume", "latest", text) : "");
   return G2Z_OK;
 }
 
