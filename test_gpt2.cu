@@ -273,7 +273,6 @@ static const g2z_test_entry test_table[] = {
      test_eval_train},
     {"examples", "score.c and generate.c, built", test_examples},
     {"model_no_memory", "a model survives every failing allocation", test_model_no_memory},
-    {"generate", "a learnt cycle is written on, past the context too", test_generate_cycle},
     {"tokens_services", "tokens belong to the services they began with", test_tokens_services},
     {"zero_equal", "stages 0 to 3 and dp on 2, 3 and 4 ranks learn what one learns",
      test_zero_equal},

@@ -1,5 +1,4 @@
-/* Tests of the rooms that everything uses: files, JSON, config, learning rates, random numbers.
- * config_pairs uses a private name of the header. */
+/* Tests of the rooms that everything uses: files, JSON, config, learning rates, random numbers. */
 
 /* The call fails with this status, and its sentence contains `part`. */
 #define CHECK_IO(t, call, part) CHECK_STATUS(t, call, G2Z_IO, &(t)->services, part)
@@ -59,11 +58,6 @@ static void test_files_writer(g2z_test *t) {
   free(want);
 }
 
-static void test_files_log(void *user, g2z_log_level level, const char *sentence) {
-  (void)level;
-  strcpy((char *)user, sentence);
-}
-
 /* A call on a path, in which "$" is the test's directory, fails and leaves its output empty. */
 static void test_files_refuse(g2z_test *t, char call, const char *name, const char *sentence) {
   g2z_services *s = &t->services;
@@ -98,7 +92,7 @@ static void test_files_refused(g2z_test *t) {
       {'d', "", "\"\""},
       {'c', "", unnamed}, {'R', "", unnamed}, {'P', "", unnamed}, {'E', "", unnamed}};
   g2z_services *services = &t->services;
-  char logged[64] = "", *text;
+  char *text;
   const char *file = test_at(t, "a/file");
   size_t bytes;
   for (int again = 0; again < 2; again++) /* the second time it exists */
@@ -118,12 +112,9 @@ static void test_files_refused(g2z_test *t) {
   CHECK(t, bytes == 0 && text[0] == 0);
   g2z_release(services, text);
 
-  services->log = test_files_log; /* a log cannot clear the screen either */
-  services->user = logged;
-  g2z_log(services, G2Z_LOG_INFO, "%s", "n\033[2J\xc2\x9b" "2J\xc2\xa0");
-  CHECK(t, strcmp(logged, "n?[2J??2J\xc2\xa0") == 0);
-  services->log = NULL;
-  services->user = t;
+  test_warnings_begin(t); /* a log cannot clear the screen either */
+  g2z_log(services, G2Z_LOG_WARNING, "%s", "n\033[2J\xc2\x9b" "2J\xc2\xa0");
+  CHECK(t, strcmp(test_warnings_end(t), "n?[2J??2J\xc2\xa0\n") == 0);
 }
 
 /* A FIFO in place of a file must not make the call wait, and a link must not lead to a file that
@@ -251,36 +242,24 @@ static void test_files_unwritable(g2z_test *t) {
   CHECK(t, test_files_count(t, "") == 0);
 }
 
-/* Ends a pass of a loop in which allocation *n fails: the calls must return G2Z_NO_MEMORY and leak
- * nothing. Returns 1 if the next allocation must fail. The pass that succeeds must have needed more
- * than `least` allocations and fewer than `most`. */
-static int test_no_memory(g2z_test *t, g2z_status status, long *n, long least, long most) {
-  t->fail_at = 0;
-  CHECK(t, t->allocations == 0);
-  CHECK(t, status == G2Z_OK ? *n > least : status == G2Z_NO_MEMORY);
-  CHECK(t, *n < most);
-  return status != G2Z_OK && ++*n < most;
+static g2z_status test_files_make(g2z_test *t) {
+  char *text = NULL;
+  size_t bytes;
+  g2z_writer *writer = NULL;
+  g2z_status status = g2z_make_directory(&t->services, test_path(t, "d/e"));
+  if (status == G2Z_OK)
+    status = g2z_read_file(&t->services, test_path(t, "file"), 10, &text, &bytes);
+  if (status == G2Z_OK) status = g2z_writer_create(&t->services, test_path(t, "new"), &writer);
+  if (status == G2Z_OK) status = g2z_writer_printf(writer, "%*d", 70000, 1);
+  if (status == G2Z_OK) status = g2z_writer_commit(writer);
+  g2z_writer_free(writer);
+  g2z_release(&t->services, text);
+  return status;
 }
 
 static void test_files_no_memory(g2z_test *t) {
-  g2z_status status;
-  long n = 1;
   test_write_file(t, test_path(t, "file"), "text", 4);
-  do {
-    char *text = NULL;
-    size_t bytes;
-    g2z_writer *writer = NULL;
-    t->fail_at = n;
-    status = g2z_make_directory(&t->services, test_path(t, "d/e"));
-    if (status == G2Z_OK)
-      status = g2z_read_file(&t->services, test_path(t, "file"), 10, &text, &bytes);
-    if (status == G2Z_OK) status = g2z_writer_create(&t->services, test_path(t, "new"), &writer);
-    if (status == G2Z_OK) status = g2z_writer_printf(writer, "%*d", 70000, 1);
-    if (status == G2Z_OK) status = g2z_writer_commit(writer);
-    g2z_writer_free(writer);
-    g2z_release(&t->services, text);
-  } while (test_no_memory(t, status, &n, 2, 20));
-  CHECK(t, test_files_count(t, "new.partial") == 0);
+  CHECK_NO_MEMORY(t, 2, 20, test_files_make(t), test_files_count(t, "new.partial") == 0);
 }
 
 /* ----- JSON -------------------------------------------------------------- */

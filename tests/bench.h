@@ -1,5 +1,4 @@
-/* Tests of the room "experiments" and of ./bench: statistics, summaries, jobs, each sub-command.
- * "internals" marks code that uses private names. */
+/* Tests of the room "experiments" and of ./bench: statistics, summaries, jobs, each sub-command. */
 
 /* ----- experiments -------------------------------------------------------- */
 
@@ -299,7 +298,6 @@ static g2z_summary *test_bench_summary(g2z_test *t, const char *name) {
   return summary;
 }
 
-/* internals */
 /* Checks every successful point: its figures are consistent, its run directories complete. */
 static void test_bench_point(g2z_test *t, const g2z_summary *summary, const g2z_point *point) {
   const g2z_figures *f = &point->figures;
@@ -482,7 +480,6 @@ static void test_bench_comm(g2z_test *t) {
   g2z_summary_free(s);
 }
 
-/* internals */
 /* Lines of nvidia-smi as an experiment collects them: GPU 0 takes 100 MiB after the start. */
 static void test_bench_watched(g2z_test *t) {
   static const char lines[] = "@ 1.0\n0, 10, 200\n1, 30, 300\n"

@@ -1,5 +1,4 @@
-/* Tests of the room "checkpoints": save, resume, reshape, damage and refusal. They use no
- * private name of the header. */
+/* Tests of the room "checkpoints": save, resume, reshape, damage and refusal. */
 
 /* ----- checkpoints --------------------------------------------------------------------------- */
 

@@ -1,6 +1,5 @@
 /* Targets for libFuzzer with AddressSanitizer and UBSan, one per file format: `make fuzz` builds
- * one program each. test_gpt2.cu includes them in place of the tests. "internals" marks code that
- * uses private names of the header. */
+ * one program each. test_gpt2.cu includes them in place of the tests. */
 
 #include <sys/mman.h>
 
@@ -294,7 +293,6 @@ static int fuzz_mask(const uint8_t *data, size_t size) {
   return 0;
 }
 
-/* internals */
 /* Any bytes as model.safetensors (first byte even) or config.json (odd). */
 static int fuzz_safetensors(const uint8_t *data, size_t size) {
   static const char tiny[] = "{\"n_layer\":1,\"n_head\":1,\"n_embd\":8,\"n_positions\":4,"
@@ -344,7 +342,6 @@ static int fuzz_safetensors(const uint8_t *data, size_t size) {
   return 0;
 }
 
-/* internals */
 /* Any bytes as CHECKSUMS (first byte even), whose last line is added, or as trainer_state.json
  * after its version (odd), with its line in CHECKSUMS. */
 static int fuzz_checkpoint(const uint8_t *data, size_t size) {

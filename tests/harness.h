@@ -1,5 +1,5 @@
 /* The base of all tests: checks, a test's memory, and helpers that several files use. test_gpt2.cu
- * includes it first. "internals" marks code that uses private names of the header. */
+ * includes it first. */
 
 #include <arpa/inet.h>
 #include <ftw.h>
@@ -217,6 +217,26 @@ static void test_write_file(g2z_test *t, const char *path, const void *bytes, si
     }                                                          \
     CHECK(t, status_ == G2Z_OK && at_ > (least));              \
   } while (0)
+
+/* ----- warnings ---------------------------------------------------------- */
+
+static char test_warnings[4096]; /* one per line, since test_warnings_begin */
+static void test_warn(void *user, g2z_log_level level, const char *sentence) {
+  const size_t used = strlen(test_warnings);
+  (void)user;
+  if (level == G2Z_LOG_WARNING)
+    snprintf(test_warnings + used, sizeof test_warnings - used, "%s\n", sentence);
+}
+
+static void test_warnings_begin(g2z_test *t) {
+  test_warnings[0] = 0;
+  t->services.log = test_warn;
+}
+
+static const char *test_warnings_end(g2z_test *t) {
+  t->services.log = NULL;
+  return test_warnings;
+}
 
 /* ----- files ------------------------------------------------------------- */
 

@@ -1,5 +1,5 @@
 /* Tests of the room "plan": the parts of the model that each rank keeps, their buckets, and the
- * bytes that they take. plan_tiles uses private names of the header; "internals" marks where. */
+ * bytes that they take. */
 
 /* ----- plan -------------------------------------------------------------- */
 
@@ -16,7 +16,6 @@ static void test_plan_of_published_models(g2z_test *t) {
   }
 }
 
-/* internals */
 /* Tensors tile the canonical space in order. In memory, units follow each other and start at the
  * planned offsets. Two units that share a gradient buffer never overlap wte's gradient. From stage
  * 2 on, a bucket lies inside one unit; wte's buckets do in any stage. */

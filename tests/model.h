@@ -1,6 +1,5 @@
 /* Tests of the room model: golden values from another implementation, gradients against finite
- * differences, and whole models on a GPU against the CPU. Tests that use private names of the
- * header: golden_gradients, finite_differences, through test_tensors. */
+ * differences, and whole models on a GPU against the CPU. */
 
 /* ----- golden values ------------------------------------------------------ */
 

@@ -1,6 +1,5 @@
 /* Tests of Muon: its arithmetic against a reference in double and against NumPy, the plan's homes
- * and routes, and ranks that share the work. The header's only private name here
- * is g2z__round. */
+ * and routes, and ranks that share the work. */
 
 /* ----- Muon: the reference ----------------------------------------------- */
 
@@ -587,14 +586,6 @@ static void test_muon_trainer(g2z_test *t) {
   }
 }
 
-static char muon_said[2048];
-static void muon_log(void *user, g2z_log_level level, const char *sentence) {
-  const size_t used = strlen(muon_said);
-  (void)user;
-  if (level == G2Z_LOG_WARNING)
-    snprintf(muon_said + used, sizeof muon_said - used, "%s\n", sentence);
-}
-
 /* A step with a spike and one with NaN are skipped, before and after a resume. With either
  * optimizer no bit of the state changes. */
 static void test_spikes_on(g2z_test *t, g2z_device_kind device) {
@@ -675,20 +666,19 @@ static void test_muon_change(g2z_test *t) {
     const size_t P = test_plan(t, &config, G2Z_DEVICE_CPU, 0, 1)->parameters;
     for (int i = 0; i < 6; i++) moments[i] = (float *)calloc(P, sizeof(float));
     for (int other = 0; other < 2; other++) {
-      muon_said[0] = 0;
-      t->services.log = muon_log;
+      test_warnings_begin(t);
       if (other) config.optimizer.kind = muon ? G2Z_OPTIMIZER_ADAMW : G2Z_OPTIMIZER_MUON;
       REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
       if (other) CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
       else test_saved_steps(t, tt.trainer, 3, losses, NULL);
-      t->services.log = NULL;
+      test_warnings_end(t);
       if (!other) CHECK_OK(t, g2z_trainer_save(tt.trainer, at));
       for (int part = 0; part < 2; part++)
         CHECK_OK(t, g2z_trainer_read(tt.trainer, part ? G2Z_BUFFER_V : G2Z_BUFFER_M, 0, P,
                                      moments[2 * other + part]));
       if (!other) test_trainer_close(&tt);
     }
-    CHECK_HAS(t, muon_said, muon ? "muon -> adamw" : "adamw -> muon", "zero");
+    CHECK_HAS(t, test_warnings, muon ? "muon -> adamw" : "adamw -> muon", "zero");
     test_tensors(t, tt.trainer->plan, muon_changed, moments);
     CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_MASTER, 0, P, moments[4]));
     test_saved_steps(t, tt.trainer, 4, losses, NULL);
@@ -905,7 +895,6 @@ static void test_muon_ranks(g2z_test *t) {
       }
     }
     if (world == 1) continue;
-    printf("      %d ranks: losses differ by %.1e at most, weights by %.1e\n", world, worst, apart);
     CHECK_NEAR(t, worst, 0, 2e-6);
     CHECK_NEAR(t, apart, 0, 2e-6);
     /* With strategy dp rank 0 computes the same as each rank in stage 0. */

@@ -4,168 +4,133 @@
  * mutant, tests/mutants.sh runs the tests in its row; a mutant that passes all of them shows a gap
  * in the tests. A graph can record all changes: they are copies and zeros in the device's queue. */
 
-/* Columns: the name; the fault; the tests that should catch it on a CPU, and on a GPU. A GPU's list
- * begins with types in brackets if the fault exists only in these types. */
+/* Columns: the name, the tests that should catch it, and the fault. The tests are an op's and one of
+ * whole models; each is a pair: on a CPU, and on a GPU. A GPU's list begins with types in brackets if
+ * the fault exists only in these types. */
+#define TESTS(cpu, gpu) cpu, gpu
+#define OP_NONE TESTS("", "")
+#define OP_EMBED TESTS("ops_embedding ", "cuda_embed ")
+#define OP_NORM TESTS("ops_layernorm ", "cuda_layernorm ")
+#define OP_LINEAR TESTS("ops_linear ", "cuda_linear ")
+#define OP_ATTENTION TESTS("ops_attention ", "cuda_attention ")
+#define OP_HEAD TESTS("ops_head ", "cuda_head ")
+#define OP_DECIDE TESTS("ops_decide ", "cuda_optimizer ")
+#define OP_ADAMW TESTS("ops_adamw ", "cuda_optimizer ")
+#define OP_MUON TESTS("ops_muon ", "cuda_muon ")
+#define IN_GOLDEN TESTS("golden_gradients", "cuda_golden")
+#define IN_SLOPE TESTS("golden_gradients finite_differences", "cuda_golden")
+#define IN_STEPS TESTS("golden_adamw", "cuda_golden")
+#define IN_DROPOUT TESTS("finite_differences", "cuda_gradients")
+#define IN_MICRO TESTS("accumulation", "cuda_gradients")
+#define IN_TRAINED TESTS("muon_trainer", "")
+#define IN_SKIPPED TESTS("spikes_trainer muon_ranks", "cuda_spikes")
+#define IN_WRITTEN TESTS("model_generates", "cuda_next")
+#define IN_ZERO TESTS("zero_equal", "cuda_zero")
+#define IN_EXCHANGED TESTS("muon_ranks", "cuda_zero")
 #define MUTANT_LIST(X)                                                                             \
-  X(embed_last_row, "the last token's embedding is zero",                                          \
-    "ops_embedding golden_gradients", "cuda_embed cuda_golden")                                    \
-  X(embed_position, "the second token has the first one's embedding",                              \
-    "ops_embedding golden_gradients", "cuda_embed cuda_golden")                                    \
-  X(embed_mask, "forward drops other elements of the embedding than backward",                     \
-    "ops_embedding finite_differences", "cuda_embed cuda_gradients")                               \
-  X(embed_bwd_row, "the last token gives wte and wpe no gradient",                                 \
-    "ops_embedding golden_gradients", "cuda_embed cuda_golden")                                    \
-  X(embed_bwd_overwrite, "wpe's gradient forgets the micro-steps before",                          \
-    "ops_embedding accumulation", "cuda_embed cuda_gradients")                                     \
-  X(embed_bwd_mask, "wte's gradient has another dropout mask than forward",                        \
-    "ops_embedding finite_differences", "cuda_embed cuda_gradients")                               \
-  X(embed_add_part, "the last part of wte's rows gets nothing",                                    \
-    "ops_embedding zero_alone", "cuda_embed cuda_gradients")                                       \
-  X(norm_mean, "a row is centred for backward with another row's mean",                            \
-    "ops_layernorm golden_gradients", "cuda_layernorm cuda_golden")                                \
-  X(norm_rstd, "a row is scaled for backward with another row's deviation",                        \
-    "ops_layernorm golden_gradients", "cuda_layernorm cuda_golden")                                \
-  X(norm_row, "the last row is the first one's",                                                   \
-    "ops_layernorm golden_gradients", "cuda_layernorm cuda_golden")                                \
-  X(norm_weight, "LayerNorm's weight gets no gradient",                                            \
-    "ops_layernorm golden_gradients finite_differences", "cuda_layernorm cuda_golden")             \
-  X(norm_bias, "LayerNorm's bias gets no gradient",                                                \
-    "ops_layernorm golden_gradients finite_differences", "cuda_layernorm cuda_golden")             \
-  X(norm_dbias, "the projection before LayerNorm gets no bias gradient",                           \
-    "ops_layernorm golden_gradients", "cuda_layernorm cuda_golden")                                \
-  X(norm_bwd_row, "backward leaves out the last row",                                              \
-    "ops_layernorm golden_gradients", "cuda_layernorm cuda_golden")                                \
-  X(norm_overwrite, "LayerNorm's gradients forget the micro-steps before",                         \
-    "ops_layernorm accumulation", "cuda_layernorm cuda_gradients")                                 \
-  X(norm_accumulate, "LayerNorm's gradients keep those of the last step",                          \
-    "ops_layernorm golden_adamw", "cuda_layernorm cuda_golden")                                    \
-  X(norm_residual, "the residual's gradient is overwritten",                                       \
-    "ops_layernorm golden_gradients", "cuda_layernorm cuda_golden")                                \
-  X(norm_mask, "the projection's gradient has another dropout mask than forward",                  \
-    "ops_layernorm finite_differences", "cuda_layernorm cuda_gradients")                           \
-  X(linear_bias, "a product adds the first row of its weights as bias",                            \
-    "ops_linear golden_gradients", "cuda_linear cuda_golden")                                      \
-  X(linear_residual, "a product leaves the residual out",                                          \
-    "ops_linear golden_gradients", "cuda_linear cuda_golden")                                      \
-  X(linear_fp8, "a forward product rounds nothing to e4m3",                                        \
-    "ops_linear fp8", "(fp16 bf16) cuda_linear cuda_fp8")                                          \
-  X(linear_row, "a product leaves the last row as it was",                                         \
-    "ops_linear golden_gradients", "cuda_linear cuda_golden")                                      \
-  X(linear_mask, "a projection drops other elements than backward",                                \
-    "ops_linear finite_differences", "cuda_linear cuda_gradients")                                 \
-  X(gelu_slope, "the last row's GELU has slope zero",                                              \
-    "ops_linear golden_gradients", "cuda_linear cuda_golden")                                      \
-  X(data_slope, "backward leaves GELU's slope out",                                                \
-    "ops_linear golden_gradients finite_differences", "cuda_linear cuda_golden")                   \
-  X(data_fp8, "a data gradient rounds nothing to 8 bits",                                          \
-    "ops_linear fp8", "(fp16) cuda_linear cuda_fp8")                                               \
-  X(data_row, "the last row's data gradient stays as it was",                                      \
-    "ops_linear golden_gradients", "cuda_linear cuda_golden")                                      \
-  X(data_bias, "fc gets no bias gradient",                                                         \
-    "ops_linear golden_gradients finite_differences", "cuda_linear cuda_golden")                   \
-  X(data_overwrite, "fc's bias gradient forgets the micro-steps before",                           \
-    "ops_linear accumulation", "cuda_linear cuda_gradients")                                       \
-  X(weight_zero, "matrices get no gradient",                                                       \
-    "ops_linear golden_gradients finite_differences", "cuda_linear cuda_golden")                   \
-  X(weight_row, "weight gradients leave out the last token",                                       \
-    "ops_linear golden_gradients", "cuda_linear cuda_golden")                                      \
-  X(weight_overwrite, "weight gradients forget the micro-steps before",                            \
-    "ops_linear accumulation", "cuda_linear cuda_gradients")                                       \
-  X(weight_accumulate, "weight gradients keep those of the last step",                             \
-    "ops_linear golden_adamw", "cuda_linear cuda_golden")                                          \
-  X(attention_mask, "the first query sees what the second one sees",                               \
-    "ops_attention golden_gradients causality", "cuda_attention cuda_golden")                      \
-  X(attention_head, "in the last row one head is another",                                         \
-    "ops_attention golden_gradients", "cuda_attention cuda_golden")                                \
-  X(attention_lse, "a row's softmax is normalised for backward as its neighbour",                  \
-    "ops_attention golden_gradients", "cuda_attention cuda_golden")                                \
-  X(attention_dropout, "forward drops other weights than backward",                                \
-    "ops_attention finite_differences", "cuda_attention cuda_gradients")                           \
-  X(attention_dq, "queries get no gradient",                                                       \
-    "ops_attention golden_gradients finite_differences", "cuda_attention cuda_golden")             \
-  X(attention_dk, "keys get no gradient",                                                          \
-    "ops_attention golden_gradients finite_differences", "cuda_attention cuda_golden")             \
-  X(attention_dv, "values get no gradient",                                                        \
-    "ops_attention golden_gradients finite_differences", "cuda_attention cuda_golden")             \
-  X(attention_dv_tail, "the last key's value gets no gradient",                                    \
-    "ops_attention golden_gradients", "cuda_attention cuda_golden")                                \
-  X(attention_dq_head, "the first head's queries get no gradient",                                 \
-    "ops_attention golden_gradients", "cuda_attention cuda_golden")                                \
-  X(attention_bias, "qkv gets no bias gradient",                                                   \
-    "ops_attention golden_gradients finite_differences", "cuda_attention cuda_golden")             \
-  X(attention_overwrite, "qkv's bias gradient forgets the micro-steps before",                     \
-    "ops_attention accumulation", "cuda_attention cuda_gradients")                                 \
-  X(head_scale, "the loss scale is applied twice",                                                 \
-    "ops_head golden_gradients", "cuda_head cuda_golden")                                          \
-  X(head_dh, "the LM head sends no gradient to the model",                                         \
-    "ops_head golden_gradients", "cuda_head cuda_golden")                                          \
-  X(head_dwte, "the LM head gives wte no gradient",                                                \
-    "ops_head golden_gradients finite_differences", "cuda_head cuda_golden")                       \
-  X(head_padding, "rows of padding reach the softmax",                                             \
-    "ops_head golden_gradients", "cuda_head cuda_golden")                                          \
-  X(head_row, "the last token has no loss",                                                        \
-    "ops_head golden_gradients", "cuda_head cuda_golden")                                          \
-  X(head_overwrite, "the LM head's part forgets the micro-steps before",                           \
-    "ops_head accumulation", "cuda_head cuda_gradients")                                           \
-  X(head_fp8, "logits come from operands that are not rounded to e4m3",                            \
-    "ops_head fp8", "(fp16 bf16) cuda_head cuda_fp8")                                              \
-  X(norm_of_grads, "the norm leaves the last range out",                                           \
-    "ops_sums_and_casts zero_equal", "cuda_optimizer cuda_golden")                                 \
-  X(decide_tokens, "the loss is the mean over twice as many tokens",                               \
-    "ops_decide golden_gradients", "cuda_optimizer cuda_golden")                                   \
-  X(decide_clip, "gradients are not clipped",                                                      \
-    "ops_decide golden_adamw", "cuda_optimizer cuda_golden")                                       \
-  X(decide_spikes, "no spike is skipped", "ops_spikes spikes_trainer", "cuda_spikes")              \
-  X(adamw_correction, "AdamW corrects no bias",                                                    \
-    "ops_adamw golden_adamw", "cuda_optimizer cuda_golden")                                        \
-  X(adamw_decay, "weights do not decay",                                                           \
-    "ops_adamw golden_adamw", "cuda_optimizer cuda_golden")                                        \
-  X(adamw_moments, "AdamW's two moments change places",                                            \
-    "ops_adamw golden_adamw", "cuda_optimizer cuda_golden")                                        \
-  X(adamw_range, "the last range of weights stays as it was",                                      \
-    "ops_adamw golden_adamw", "cuda_optimizer cuda_golden")                                        \
-  X(momentum_zero, "Muon has no momentum",                                                         \
-    "ops_muon muon_trainer", "cuda_muon")                                                          \
-  X(momentum_range, "the last range has the direction of an earlier step",                         \
-    "ops_muon muon_trainer", "cuda_muon cuda_zero")                                                \
-  X(momentum_skip, "a skipped step changes Muon's momentum",                                       \
-    "ops_muon spikes_trainer muon_ranks", "cuda_muon cuda_spikes")                                 \
-  X(orthogonal_tall, "a tall matrix is read as a wide one",                                        \
-    "ops_muon ops_orthogonalize muon_trainer", "cuda_muon")                                        \
-  X(orthogonal_whole, "queries, keys and values are one matrix",                                   \
-    "ops_muon muon_trainer", "cuda_muon")                                                          \
-  X(orthogonal_last, "the last shape's matrices stay as they were",                                \
-    "ops_muon muon_trainer", "cuda_muon")                                                          \
-  X(muon_scale, "an update's size does not depend on its matrix",                                  \
-    "ops_muon muon_trainer", "cuda_muon")                                                          \
-  X(muon_decay, "weights that Muon updates do not decay",                                          \
-    "ops_muon muon_trainer", "cuda_muon")                                                          \
-  X(muon_range, "the last range of Muon's weights stays as it was",                                \
-    "ops_muon muon_trainer", "cuda_muon")                                                          \
-  X(muon_skip, "a skipped step changes weights that Muon updates",                                 \
-    "ops_muon spikes_trainer muon_ranks", "cuda_muon cuda_spikes")                                 \
-  X(cast_tail, "a cast to gradients leaves out the last eight",                                    \
-    "ops_sums_and_casts", "cuda_cast cuda_gradients")                                              \
-  X(add_overwrite, "the shard of sums forgets the micro-steps before",                             \
-    "ops_sums_and_casts zero_equal", "cuda_sums")                                                  \
-  X(next_embed, "the last of several sequences does not get its next token",                       \
-    "model_generates", "cuda_next")                                                                \
-  X(next_attention, "the last of several sequences attends to nothing new",                        \
-    "model_generates", "cuda_next")                                                                \
-  X(draw_seed, "tokens are drawn with another seed", "model_generates", "cuda_draw")               \
-  X(gather_once, "one all-gather or broadcast is left out", "zero_equal", "cuda_zero")             \
-  X(reduce_once, "one reduction is left out", "zero_equal", "cuda_zero")                           \
-  X(reduce_stale, "every seventh sum is added to what lay in its place", "zero_equal", "cuda_zero")\
-  X(reduce_overwrite, "sums forget the micro-steps before", "zero_equal", "cuda_zero")             \
-  X(rows_once, "the other ranks' rows of wte's gradient stay away once", "zero_equal", "cuda_zero")\
-  X(verdict_own, "each rank decides by its own verdict alone", "zero_equal", "cuda_zero")          \
-  X(exchange_home, "rank 0's matrices are sent to rank 1", "muon_ranks", "cuda_zero")              \
-  X(exchange_part, "a part of a matrix is an earlier step's", "muon_ranks", "cuda_zero")           \
-  X(exchange_back, "a part of an update is an earlier step's", "muon_ranks", "cuda_zero")
+  X(embed_last_row, OP_EMBED, IN_GOLDEN, "the last token's embedding is zero")                     \
+  X(embed_position, OP_EMBED, IN_GOLDEN, "the second token has the first one's embedding")         \
+  X(embed_mask, OP_EMBED, IN_DROPOUT,                                                              \
+    "forward drops other elements of the embedding than backward")                                 \
+  X(embed_bwd_row, OP_EMBED, IN_GOLDEN, "the last token gives wte and wpe no gradient")            \
+  X(embed_bwd_overwrite, OP_EMBED, IN_MICRO, "wpe's gradient forgets the micro-steps before")      \
+  X(embed_bwd_mask, OP_EMBED, IN_DROPOUT, "wte's gradient has another dropout mask than forward")  \
+  X(embed_add_part, OP_EMBED, TESTS("zero_alone", "cuda_gradients"),                               \
+    "the last part of wte's rows gets nothing")                                                    \
+  X(norm_mean, OP_NORM, IN_GOLDEN, "a row is centred for backward with another row's mean")        \
+  X(norm_rstd, OP_NORM, IN_GOLDEN, "a row is scaled for backward with another row's deviation")    \
+  X(norm_row, OP_NORM, IN_GOLDEN, "the last row is the first one's")                               \
+  X(norm_weight, OP_NORM, IN_SLOPE, "LayerNorm's weight gets no gradient")                         \
+  X(norm_bias, OP_NORM, IN_SLOPE, "LayerNorm's bias gets no gradient")                             \
+  X(norm_dbias, OP_NORM, IN_GOLDEN, "the projection before LayerNorm gets no bias gradient")       \
+  X(norm_bwd_row, OP_NORM, IN_GOLDEN, "backward leaves out the last row")                          \
+  X(norm_overwrite, OP_NORM, IN_MICRO, "LayerNorm's gradients forget the micro-steps before")      \
+  X(norm_accumulate, OP_NORM, IN_STEPS, "LayerNorm's gradients keep those of the last step")       \
+  X(norm_residual, OP_NORM, IN_GOLDEN, "the residual's gradient is overwritten")                   \
+  X(norm_mask, OP_NORM, IN_DROPOUT,                                                                \
+    "the projection's gradient has another dropout mask than forward")                             \
+  X(linear_bias, OP_LINEAR, IN_GOLDEN, "a product adds the first row of its weights as bias")      \
+  X(linear_residual, OP_LINEAR, IN_GOLDEN, "a product leaves the residual out")                    \
+  X(linear_fp8, OP_NONE, TESTS("ops_linear fp8", "(fp16 bf16) cuda_linear cuda_fp8"),              \
+    "a forward product rounds nothing to e4m3")                                                    \
+  X(linear_row, OP_LINEAR, IN_GOLDEN, "a product leaves the last row as it was")                   \
+  X(linear_mask, OP_LINEAR, IN_DROPOUT, "a projection drops other elements than backward")         \
+  X(gelu_slope, OP_LINEAR, IN_GOLDEN, "the last row's GELU has slope zero")                        \
+  X(data_slope, OP_LINEAR, IN_SLOPE, "backward leaves GELU's slope out")                           \
+  X(data_fp8, OP_NONE, TESTS("ops_linear fp8", "(fp16) cuda_linear cuda_fp8"),                     \
+    "a data gradient rounds nothing to 8 bits")                                                    \
+  X(data_row, OP_LINEAR, IN_GOLDEN, "the last row's data gradient stays as it was")                \
+  X(data_bias, OP_LINEAR, IN_SLOPE, "fc gets no bias gradient")                                    \
+  X(data_overwrite, OP_LINEAR, IN_MICRO, "fc's bias gradient forgets the micro-steps before")      \
+  X(weight_zero, OP_LINEAR, IN_SLOPE, "matrices get no gradient")                                  \
+  X(weight_row, OP_LINEAR, IN_GOLDEN, "weight gradients leave out the last token")                 \
+  X(weight_overwrite, OP_LINEAR, IN_MICRO, "weight gradients forget the micro-steps before")       \
+  X(weight_accumulate, OP_LINEAR, IN_STEPS, "weight gradients keep those of the last step")        \
+  X(attention_mask, OP_ATTENTION, TESTS("golden_gradients causality", "cuda_golden"),              \
+    "the first query sees what the second one sees")                                               \
+  X(attention_head, OP_ATTENTION, IN_GOLDEN, "in the last row one head is another")                \
+  X(attention_lse, OP_ATTENTION, IN_GOLDEN,                                                        \
+    "a row's softmax is normalised for backward as its neighbour")                                 \
+  X(attention_dropout, OP_ATTENTION, IN_DROPOUT, "forward drops other weights than backward")      \
+  X(attention_dq, OP_ATTENTION, IN_SLOPE, "queries get no gradient")                               \
+  X(attention_dk, OP_ATTENTION, IN_SLOPE, "keys get no gradient")                                  \
+  X(attention_dv, OP_ATTENTION, IN_SLOPE, "values get no gradient")                                \
+  X(attention_dv_tail, OP_ATTENTION, IN_GOLDEN, "the last key's value gets no gradient")           \
+  X(attention_dq_head, OP_ATTENTION, IN_GOLDEN, "the first head's queries get no gradient")        \
+  X(attention_bias, OP_ATTENTION, IN_SLOPE, "qkv gets no bias gradient")                           \
+  X(attention_overwrite, OP_ATTENTION, IN_MICRO,                                                   \
+    "qkv's bias gradient forgets the micro-steps before")                                          \
+  X(head_scale, OP_HEAD, IN_GOLDEN, "the loss scale is applied twice")                             \
+  X(head_dh, OP_HEAD, IN_GOLDEN, "the LM head sends no gradient to the model")                     \
+  X(head_dwte, OP_HEAD, IN_SLOPE, "the LM head gives wte no gradient")                             \
+  X(head_padding, OP_HEAD, IN_GOLDEN, "rows of padding reach the softmax")                         \
+  X(head_row, OP_HEAD, IN_GOLDEN, "the last token has no loss")                                    \
+  X(head_overwrite, OP_HEAD, IN_MICRO, "the LM head's part forgets the micro-steps before")        \
+  X(head_fp8, OP_NONE, TESTS("ops_head fp8", "(fp16 bf16) cuda_head cuda_fp8"),                    \
+    "logits come from operands that are not rounded to e4m3")                                      \
+  X(norm_of_grads, OP_NONE, TESTS("ops_sums_and_casts zero_equal", "cuda_optimizer cuda_golden"),  \
+    "the norm leaves the last range out")                                                          \
+  X(decide_tokens, OP_DECIDE, IN_GOLDEN, "the loss is the mean over twice as many tokens")         \
+  X(decide_clip, OP_DECIDE, IN_STEPS, "gradients are not clipped")                                 \
+  X(decide_spikes, OP_NONE, TESTS("ops_spikes spikes_trainer", "cuda_spikes"),                     \
+    "no spike is skipped")                                                                         \
+  X(adamw_correction, OP_ADAMW, IN_STEPS, "AdamW corrects no bias")                                \
+  X(adamw_decay, OP_ADAMW, IN_STEPS, "weights do not decay")                                       \
+  X(adamw_moments, OP_ADAMW, IN_STEPS, "AdamW's two moments change places")                        \
+  X(adamw_range, OP_ADAMW, IN_STEPS, "the last range of weights stays as it was")                  \
+  X(momentum_zero, OP_MUON, IN_TRAINED, "Muon has no momentum")                                    \
+  X(momentum_range, OP_MUON, TESTS("muon_trainer", "cuda_zero"),                                   \
+    "the last range has the direction of an earlier step")                                         \
+  X(momentum_skip, OP_MUON, IN_SKIPPED, "a skipped step changes Muon's momentum")                  \
+  X(orthogonal_tall, OP_MUON, TESTS("ops_orthogonalize muon_trainer", ""),                         \
+    "a tall matrix is read as a wide one")                                                         \
+  X(orthogonal_whole, OP_MUON, IN_TRAINED, "queries, keys and values are one matrix")              \
+  X(orthogonal_last, OP_MUON, IN_TRAINED, "the last shape's matrices stay as they were")           \
+  X(muon_scale, OP_MUON, IN_TRAINED, "an update's size does not depend on its matrix")             \
+  X(muon_decay, OP_MUON, IN_TRAINED, "weights that Muon updates do not decay")                     \
+  X(muon_range, OP_MUON, IN_TRAINED, "the last range of Muon's weights stays as it was")           \
+  X(muon_skip, OP_MUON, IN_SKIPPED, "a skipped step changes weights that Muon updates")            \
+  X(cast_tail, OP_NONE, TESTS("ops_sums_and_casts", "cuda_cast cuda_gradients"),                   \
+    "a cast to gradients leaves out the last eight")                                               \
+  X(add_overwrite, OP_NONE, TESTS("ops_sums_and_casts zero_equal", "cuda_sums"),                   \
+    "the shard of sums forgets the micro-steps before")                                            \
+  X(next_embed, OP_NONE, IN_WRITTEN, "the last of several sequences does not get its next token")  \
+  X(next_attention, OP_NONE, IN_WRITTEN, "the last of several sequences attends to nothing new")   \
+  X(draw_seed, OP_NONE, TESTS("model_context", "cuda_draw"),                                       \
+    "tokens are drawn with another seed")                                                          \
+  X(gather_once, OP_NONE, IN_ZERO, "one all-gather or broadcast is left out")                      \
+  X(reduce_once, OP_NONE, IN_ZERO, "one reduction is left out")                                    \
+  X(reduce_stale, OP_NONE, IN_ZERO, "every seventh sum is added to what lay in its place")         \
+  X(reduce_overwrite, OP_NONE, IN_ZERO, "sums forget the micro-steps before")                      \
+  X(rows_once, OP_NONE, IN_ZERO, "the other ranks' rows of wte's gradient stay away once")         \
+  X(verdict_own, OP_NONE, IN_ZERO, "each rank decides by its own verdict alone")                   \
+  X(exchange_home, OP_NONE, IN_EXCHANGED, "rank 0's matrices are sent to rank 1")                  \
+  X(exchange_part, OP_NONE, IN_EXCHANGED, "a part of a matrix is an earlier step's")               \
+  X(exchange_back, OP_NONE, IN_EXCHANGED, "a part of an update is an earlier step's")
 
 typedef enum mutant {
   MUTANT_NONE,
-#define X(name, about, cpu, gpu) MUTANT_##name,
+#define X(name, op, whole, about) MUTANT_##name,
   MUTANT_LIST(X)
 #undef X
   MUTANT_COUNT
@@ -173,7 +138,9 @@ typedef enum mutant {
 
 static const struct { const char *name, *about, *tests[2]; } mutants[] = {
     {"none", "", {"", ""}},
-#define X(name, about, cpu, gpu) {#name, about, {cpu, gpu}},
+#define JOIN(...) JOIN_PAIRS(__VA_ARGS__)
+#define JOIN_PAIRS(op_cpu, op_gpu, cpu, gpu) {op_cpu cpu, op_gpu gpu}
+#define X(name, op, whole, about) {#name, about, JOIN(op, whole)},
     MUTANT_LIST(X)
 #undef X
 };

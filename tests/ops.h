@@ -1,6 +1,5 @@
 /* Tests of the CPU's op table against naive references in double, and of the properties that a
- * host's device reports. Tests that use private names of the header: cgroup_memory; "internals"
- * marks code that uses such names. */
+ * host's device reports. */
 
 /* ----- >>10 ops: the CPU's table against naive references in double --------
  * Every buffer lies between guard values. Sizes leave tails in every block, and each op has a size
@@ -292,7 +291,6 @@ static void test_ops_8_bits(g2z_test *t) {
   CHECK(t, isnan(g2z__e4m3_scale(INFINITY)) && isnan(g2z__e4m3_scale(NAN)));
 }
 
-/* internals */
 /* The memory that control groups allow on a machine with 1000 bytes, 700 of them free. */
 static void test_cgroup_memory(g2z_test *t) {
   static const struct { const char *files[12]; size_t free_bytes, total_bytes; } cases[] = {
@@ -339,7 +337,6 @@ static void test_cgroup_memory(g2z_test *t) {
   CHECK(t, total_bytes <= limited_total && free_bytes <= limited_total && total_bytes > 0);
 }
 
-/* internals */
 /* Peak rates need the whole name: a variant, another chip or a part of a GPU has another rate. */
 static void test_ops_peaks(g2z_test *t) {
   static const struct { const char *name; double half, single; } cases[] = { /* 0: unknown */
@@ -445,6 +442,14 @@ static void test_ops_device(g2z_test *t) {
   CHECK(t, memory == NULL);
   t->fail_at = 0;
   g2z_device_free(device);
+}
+
+/* The id that a device draws from these logits, as number `index` of a text. */
+static int test_draws(g2z_test *t, g2z_device *device, const float *logits, int V,
+                      const g2z_sampling *sampling, int index) {
+  int32_t token = -2, drawn = index, position = 0;
+  CHECK_OK(t, device->ops->draw(device, &token, &drawn, &position, logits, sampling, 1, V, 2));
+  return token;
 }
 
 /* ----- 8 bits ------------------------------------------------------------ */

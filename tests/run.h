@@ -1131,13 +1131,6 @@ static void test_run_saves(g2z_test *t, test_run_setup *s, const char *run_dir) 
   s->config.sample_every = 2;
 }
 
-static char test_run_warning[1024]; /* the last warning */
-static void test_run_warned(void *user, g2z_log_level level, const char *sentence) {
-  (void)user;
-  if (level == G2Z_LOG_WARNING)
-    snprintf(test_run_warning, sizeof test_run_warning, "%s", sentence);
-}
-
 /* A run must end well; returns its events. */
 static test_run_seen test_run_well(g2z_test *t, const test_run_setup *s) {
   test_run_seen seen;
@@ -1145,13 +1138,11 @@ static test_run_seen test_run_well(g2z_test *t, const test_run_setup *s) {
   return seen;
 }
 
-/* The same; and the last warning must contain `says`. */
+/* The same; and a warning must contain `says`. */
 static test_run_seen test_run_warns(g2z_test *t, const test_run_setup *s, const char *says) {
-  test_run_warning[0] = 0;
-  t->services.log = test_run_warned;
+  test_warnings_begin(t);
   test_run_seen seen = test_run_well(t, s);
-  t->services.log = NULL;
-  CHECK_HAS(t, test_run_warning, says);
+  CHECK_HAS(t, test_warnings_end(t), says);
   return seen;
 }
 
@@ -1322,7 +1313,6 @@ static void test_run_resume_torn(g2z_test *t) {
   test_run_well(t, &a);
   test_run_saves(t, &b, "b");
   b.config.resume = "latest";
-  t->services.log = test_run_warned;
   /* A torn line after the length that the checkpoint records: nothing is missing. */
   test_sh(t, "cp -r a b && printf '{\"step\": 8, \"val' >> b/metrics.jsonl");
   test_run_well(t, &b);
@@ -1331,7 +1321,7 @@ static void test_run_resume_torn(g2z_test *t) {
    * is wrong. */
   test_sh(t, "rm -r b; cp -r a b && sed -i '2s/:/;/' b/metrics.jsonl");
   test_run_warns(t, &b, "report.html is missing: ");
-  CHECK_HAS(t, test_run_warning, "line 2 is damaged");
+  CHECK_HAS(t, test_warnings, "line 2 is damaged");
   test_sh(t, "sed -i '2s/;/:/' b/metrics.jsonl");
   test_runs_equal(t, "a", "b");
   /* A log that has changed before that length is refused. Nothing changes, and the remedy from the
@@ -1381,7 +1371,7 @@ static void test_run_resume_latest(g2z_test *t) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     test_sh(t, "rm -rf b; cp -r a b && cd b && %s", cases[i].damage);
     seen = test_run_warns(t, &b, "b/step-000008 is skipped: ");
-    CHECK_HAS(t, test_run_warning, cases[i].why);
+    CHECK_HAS(t, test_warnings, cases[i].why);
     CHECK(t, seen.steps == 2 && seen.last_step == 8 && seen.saved == 1);
     CHECK(t, test_there(t, "b/step-000008.damaged"));
     test_runs_equal(t, "a", "b");

@@ -1,6 +1,5 @@
 /* Tests of extras/g2z_text.h and of ./prepare_data: text to tokens and back, vocabulary training,
- * shards. Tests that use private names of the header: tokenizer_scan, tokenizer_part; "internals"
- * marks code that uses such names. */
+ * shards. */
 
 /* ----- tokenizer --------------------------------------------------------- */
 
@@ -490,7 +489,6 @@ static void test_tokenizer_long_pieces(g2z_test *t) {
   g2z_tokenizer_free(tokenizer);
 }
 
-/* internals */
 /* GPT-2's pattern again, one character at a time: the end of the piece that starts at p. */
 static const unsigned char *test_piece_end(const unsigned char *classes, const unsigned char *p,
                                            const unsigned char *end) {
@@ -508,7 +506,6 @@ static const unsigned char *test_piece_end(const unsigned char *classes, const u
   return at == end || last == p ? at : last; /* a run's last one splits off before a word */
 }
 
-/* internals */
 /* The scan gives the same pieces as the pattern. */
 static void test_pieces_equal(g2z_test *t, const unsigned char *classes,
                               const unsigned char *text, size_t bytes) {
@@ -521,7 +518,6 @@ static void test_pieces_equal(g2z_test *t, const unsigned char *classes,
   FAIL_IF(t, wrong, "%d other pieces in \"%.*s\"", wrong, (int)bytes, (const char *)text);
 }
 
-/* internals */
 /* Whether the validity check finds the first invalid byte after one byte of a text was changed. */
 static int test_valid_equal(unsigned char *text, size_t bytes, uint32_t *state) {
   size_t at = bytes ? test_bpe_random(state) % bytes : 0, valid = 0;
@@ -537,7 +533,6 @@ static int test_valid_equal(unsigned char *text, size_t bytes, uint32_t *state) 
   return equal && g2zt_utf8_valid(text, bytes) == bytes;
 }
 
-/* internals */
 /* Pieces of hard texts of many lengths, and of texts in which each Unicode class meets each
  * other. */
 static void test_tokenizer_scan(g2z_test *t) {
@@ -590,7 +585,6 @@ static void test_bpe_stream(g2z_test *t, g2z_encoder *encoder, const char *text,
   CHECK_OK(t, g2z_encode(encoder, text + at, bytes - at, flags, out));
 }
 
-/* internals */
 static void test_tokenizer_part(g2z_test *t) {
   static const char *const alphabets[] = {"etaoins", "a", "''!", "\xFF\xE6\x9D", "t<es "};
   static char text[3000];

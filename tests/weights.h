@@ -1,5 +1,4 @@
-/* Tests of the room "weights": safetensors, and models in Hugging Face's layout. All except
- * weights_configs use private names of the header. */
+/* Tests of the room "weights": safetensors, and models in Hugging Face's layout. */
 
 /* ----- safetensors and weights ------------------------------------------- */
 
