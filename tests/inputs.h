@@ -70,7 +70,7 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"RANK=0 WORLD_SIZE=2 $N", 1, "without MASTER_PORT: set "},
     {"$N --vocab-size 257 --run-dir run", 0, "report.html"},
     {"$N --vocab-size 257 --run-dir run", 1,
-     " --vocab-size 257 --run-dir run-2 --init-from run/weights\n"}, /* one --run-dir */
+     "To train its weights further: the same command with --run-dir run-2 --init-from run/weights\n"},
     {"for n in 1 2; do echo text > e$n.txt; done; $X --init-from run/weights --eval "
      "\"e?.txt\" n.txt | cut -d ' ' -f 1 | tr '\n' ' '", 0,
      "e1.txt e2.txt n.txt "}, /* quoted, or as the shell expands it */
