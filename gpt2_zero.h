@@ -9581,23 +9581,28 @@ G2Z__PRIVATE g2z_status g2z__trainer_alone(g2z_trainer *t, g2z_status status) {
 }
 
 /* Runs forward and backward, so that the matrix products of these shapes are timed: once
- * overwriting gradients and, if a step has several micro-steps, once adding to them. Uses the
- * tokens and parameters that are on the device; other ranks do not take part. */
+ * overwriting gradients and, if a step has several micro-steps, once adding to them; then
+ * validation's forward, without 8-bit products. Uses the tokens and parameters on the device. */
 G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
-  int accumulates = t->plan->accum > 1 && !t->plan->by_unit;
-  *text = NULL;
-  for (int again = 0; again <= accumulates; again++) {
-    g2z__pass pass = g2z__trainer_pass(t, 0);
-    pass.write = again ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
-    pass.rows = t->plan->wte_rows;
-    for (int unit = t->plan->wte; unit >= 0; unit--)
-      G2Z_TRY(g2z__unit_forward(&t->model, &pass, unit));
-    G2Z_TRY(g2z__head_loss(&t->model, &pass, t->model.sum, 1, t->state));
+  for (int again = 0; again <= (t->plan->accum > 1 && !t->plan->by_unit); again++) {
+    t->micro_step = again; /* micro-step 0 makes the weights' 8-bit copies */
+    t->pass = g2z__trainer_pass(t, 0);
+    t->pass.write = again ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
+    t->pass.rows = t->plan->wte_rows;
+    for (int unit = t->plan->wte; unit >= 0; unit--) G2Z_TRY(g2z__forward(t, unit));
+    G2Z_TRY(g2z__head_loss(&t->model, &t->pass, t->model.sum, 1, t->state));
     for (int unit = 0; unit <= t->plan->wte; unit++) {
-      G2Z_TRY(g2z__unit_backward(&t->model, &pass, unit));
-      G2Z_TRY(g2z__unit_backward_norm(&t->model, &pass, unit));
+      G2Z_TRY(g2z__unit_backward(&t->model, &t->pass, unit));
+      G2Z_TRY(g2z__unit_backward_norm(&t->model, &t->pass, unit));
     }
   }
+  g2z_status status = G2Z_OK;
+  t->device->fp8 = G2Z_FP8_NONE;
+  for (int unit = t->plan->wte; unit >= 0 && status == G2Z_OK; unit--)
+    status = g2z__unit_forward(&t->model, &t->pass, unit);
+  if (status == G2Z_OK) status = g2z__head_loss(&t->model, &t->pass, t->model.sum, 0, NULL);
+  t->device->fp8 = t->config.fp8;
+  G2Z_TRY(status);
   /* Also times Muon's products for every shape, even if this rank is no home for it. */
   for (int p = 0; t->plan->muon_weights && p < G2Z_PARAM_COUNT; p++) {
     const g2z_param_info info = g2z__param_describe(&t->plan->model, (g2z_param)p);
@@ -9612,18 +9617,13 @@ G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
   return t->device->ops->tuning(t->device, text);
 }
 
-/* Rank 0 times the products, and all ranks use its choices. An algorithm determines the order of
- * addition, so a repeated run must read one tuning table for all ranks. */
+/* Rank 0 times the products that its tuning table lacks, and all ranks use its choices: an
+ * algorithm determines the order of addition. Checkpoints hold the table, and resumes repeat it. */
 G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
   g2z_ranks *ranks = t->context->ranks;
   char *text = NULL, *copy = NULL;
-  if (t->plan->world == 1 || t->plan->device == G2Z_DEVICE_CPU || t->tuned) return G2Z_OK;
+  if (t->plan->device == G2Z_DEVICE_CPU || t->tuned || !t->config.tune) return G2Z_OK;
   t->tuned = 1;
-  /* Ranks that read a table have the same choices. With Muon and owner ALL each rank orthogonalizes
-   * for itself, so a product that the table lacks must be timed on rank 0 alone, too. */
-  const int alike = t->config.tuning &&
-                    !(t->plan->muon_weights && t->plan->owner == G2Z_OWNER_ALL);
-  if (!t->config.tune || alike) return G2Z_OK;
   g2z__ranks_phase(ranks, "tuning", t->enqueued, 600);
   g2z_status status = g2z__restore(t);
   for (int unit = t->plan->gathers ? t->plan->wte : -1; unit >= 0 && status == G2Z_OK; unit--)

@@ -1989,52 +1989,52 @@ static cublasStatus_t g2z__lt_run(g2z_device *device, const g2z__lt_product *pro
                         cuda->lt_workspace, G2Z__PRODUCT_WORKSPACE, cuda->stream);
 }
 
-/* Times `calls` runs of a product with two events. */
+/* Times one way to compute a product, between two events, and keeps it if it is the fastest so far.
+ * A way that is refused does not count. A CUDA error is reported here: else a later call would be
+ * blamed. */
 template <typename F>
-static bool g2z__lt_time_round(g2z_device *device, int calls, F run, float *ms) {
-  g2z__cuda *cuda = g2z__cuda_of(device);
-  bool ran = cudaEventRecord(cuda->begin, cuda->stream) == cudaSuccess;
-  for (int i = 0; i < calls && ran; i++) ran = run();
-  return ran && cudaEventRecord(cuda->end, cuda->stream) == cudaSuccess &&
-         cudaEventSynchronize(cuda->end) == cudaSuccess &&
-         cudaEventElapsedTime(ms, cuda->begin, cuda->end) == cudaSuccess;
-}
-
-/* Times one way to compute a product and keeps it if it is the fastest so far. A run that fails
- * does not count. */
-template <typename F>
-static void g2z__lt_try(g2z_device *device, g2z__lt_product *best, const g2z__lt_operands *on,
-                        g2z__way way, const cublasLtMatmulAlgo_t *algo, F run) {
+static g2z_status g2z__lt_try(g2z_device *device, g2z__lt_product *best,
+                              const g2z__lt_operands *on, g2z__way way,
+                              const cublasLtMatmulAlgo_t *algo, F run) {
   const g2z__lt_key *key = &best->key;
   const double flop = 2.0 * key->m * key->n * key->k * (on->batch ? on->batch->count : 1);
-  float ms, us;
-  if (flop < G2Z__LARGE_FLOP) {
-    /* The best of three rounds, after one to warm up. A round has up to 8 calls, because the events
-     * around a single small product take about as long as the product. */
-    double fit = G2Z__TIMED_FLOP / flop;
-    int calls = fit < 1 ? 1 : fit > 8 ? 8 : (int)fit;
-    float best_ms = -1;
-    for (int round = 0; round < 4; round++) {
-      if (!g2z__lt_time_round(device, calls, run, &ms)) return;
-      if (round > 0 && (best_ms < 0 || ms < best_ms)) best_ms = ms;
+  const double fit = G2Z__TIMED_FLOP / flop;
+  g2z__cuda *cuda = g2z__cuda_of(device);
+  /* Small: the best of three rounds, after one to warm up. A round has up to 8 calls, because the
+   * events around a single small product take about as long as the product. Large: the mean over
+   * G2Z__LARGE_MS, after a warm-up of that length. Under long load the power limit slows the GPU:
+   * the algorithm that wins a short run may then lose to one that needs less power. */
+  const int large = flop >= G2Z__LARGE_FLOP;
+  const int calls = large ? G2Z__LARGE_CALLS : fit < 1 ? 1 : fit > 8 ? 8 : (int)fit;
+  float ms, spent_ms = 0, sum_ms = 0, best_ms = INFINITY;
+  int counted = 0;
+  G2Z_TRY(g2z_cuda_synchronize(device)); /* the fault of an earlier kernel is not this product's */
+  for (int round = 0; large ? !counted || spent_ms < 2 * G2Z__LARGE_MS : round < 4; round++) {
+    cudaError_t error = cudaEventRecord(cuda->begin, cuda->stream);
+    int done = 0;
+    while (done < calls && run() == 0) done++;
+    if (error == cudaSuccess) error = cudaEventRecord(cuda->end, cuda->stream);
+    if (error == cudaSuccess) error = cudaEventSynchronize(cuda->end);
+    (void)cudaGetLastError(); /* else the next launch would report a refusal */
+    if (error == cudaSuccess && done < calls) return G2Z_OK;
+    if (error == cudaSuccess) error = cudaEventElapsedTime(&ms, cuda->begin, cuda->end);
+    if (error != cudaSuccess) {
+      char what[256];
+      snprintf(what, sizeof what, "timing the product [%d,%d] = [%d,%d] [%d,%d] (epilogue %d, "
+               "dtype %s) by %s", key->n, key->m, key->n, key->k, key->k, key->m, key->epilogue,
+               g2z_dtype_text(device->dtype), g2z__way_names[way]);
+      return g2z__cuda_fail(device->services, error, what);
     }
-    us = best_ms * 1000 / (float)calls;
-  } else {
-    /* The mean over G2Z__LARGE_MS, after a warm-up of that length. Under long load the power limit
-     * slows the GPU: the algorithm that wins a short run may then lose to one that needs less
-     * power. */
-    float spent_ms = 0, sum_ms = 0;
-    int counted = 0;
-    for (; counted == 0 || spent_ms < 2 * G2Z__LARGE_MS; spent_ms += ms) {
-      if (!g2z__lt_time_round(device, G2Z__LARGE_CALLS, run, &ms)) return;
-      if (spent_ms >= G2Z__LARGE_MS) sum_ms += ms, counted += G2Z__LARGE_CALLS;
-    }
-    us = sum_ms * 1000 / (float)counted;
+    if (large && spent_ms >= G2Z__LARGE_MS) sum_ms += ms, counted++;
+    if (round > 0 && ms < best_ms) best_ms = ms;
+    spent_ms += ms;
   }
-  if (us <= 0 || (best->us > 0 && us >= best->us)) return;
+  const float us = (large ? sum_ms / (float)counted : best_ms) * 1000 / (float)calls;
+  if (us <= 0 || (best->us > 0 && us >= best->us)) return G2Z_OK;
   best->us = us;
   best->way = way;
   if (algo) best->algo = *algo;
+  return G2Z_OK;
 }
 
 static int g2z__lt_may_time(const g2z_device *device) {
@@ -2094,18 +2094,17 @@ static g2z_status g2z__lt_tune(g2z_device *device, g2z__lt_product *product,
     }
     trial.d = elsewhere;
   }
-  for (int i = 0; i < count; i++) {
-    if (candidates[i].state != CUBLAS_STATUS_SUCCESS) continue;
-    g2z__lt_try(device, product, on, G2Z__WAY_CUBLASLT, &candidates[i].algo, [&] {
-      return g2z__lt_run(device, product, &trial, &candidates[i].algo) == CUBLAS_STATUS_SUCCESS;
-    });
-  }
-  if (hopper)
-    g2z__lt_try(device, product, on, G2Z__WAY_HOPPER, NULL, [&] {
-      return g2z__hopper_product_run(device, key, &trial) == G2Z_OK;
-    });
+  g2z_status tried = G2Z_OK;
+  for (int i = 0; i < count && tried == G2Z_OK; i++)
+    if (candidates[i].state == CUBLAS_STATUS_SUCCESS)
+      tried = g2z__lt_try(device, product, on, G2Z__WAY_CUBLASLT, &candidates[i].algo, [&] {
+        return g2z__lt_run(device, product, &trial, &candidates[i].algo);
+      });
+  if (hopper && tried == G2Z_OK)
+    tried = g2z__lt_try(device, product, on, G2Z__WAY_HOPPER, NULL,
+                        [&] { return g2z__hopper_product_run(device, key, &trial); });
   cudaFree(elsewhere);
-  return G2Z_OK;
+  return tried;
 }
 
 static g2z__lt_product *g2z__lt_find(const g2z_device *device, const g2z__lt_key *key) {
@@ -2336,8 +2335,8 @@ static g2z_status g2z__lt_fused_or(g2z_device *device, const g2z__lt_key *key,
     best.way = device->tune == G2Z_TUNE_OWN ? G2Z__WAY_HOPPER : G2Z__WAY_CUBLASLT;
     if (best.way == G2Z__WAY_CUBLASLT) G2Z_TRY(apart()); /* also times its plain product */
     if (g2z__lt_may_time(device)) {
-      g2z__lt_try(device, &best, on, G2Z__WAY_CUBLASLT, NULL, [&] { return apart() == G2Z_OK; });
-      g2z__lt_try(device, &best, on, G2Z__WAY_HOPPER, NULL, [&] { return run() == G2Z_OK; });
+      G2Z_TRY(g2z__lt_try(device, &best, on, G2Z__WAY_CUBLASLT, NULL, apart));
+      G2Z_TRY(g2z__lt_try(device, &best, on, G2Z__WAY_HOPPER, NULL, run));
     }
     G2Z_TRY(g2z__lt_add(device, key, &product));
     product->way = best.way;

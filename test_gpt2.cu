@@ -51,6 +51,7 @@ static const struct { const char *name; int (*run)(int argc, char **argv); } ran
     {"loop", rank_loop},
     {"spawn", rank_spawn},
     {"slow", rank_slow},
+    {"trap", rank_trap},
 };
 
 static int rank_program(int argc, char **argv) {
@@ -161,6 +162,7 @@ static const g2z_test_entry test_table[] = {
     {"cuda_linear", "products with bias, GELU, residual, dropout", test_cuda_linear},
     {"cuda_products", "our own products, whatever the timing", test_cuda_products},
     {"cuda_tuning", "a tuning table is written, read and refused", test_cuda_tuning},
+    {"cuda_trap", "a kernel's fault in a timing trial is that product's", test_cuda_trap},
     {"cuda_head", "LM head and cross-entropy", test_cuda_head},
     {"cuda_cast", "casts round as the CPU's, to the bit", test_cuda_cast},
     {"cuda_sums", "gradients of several ranks are added up, to the bit", test_cuda_sums},
@@ -253,6 +255,8 @@ static const g2z_test_entry test_table[] = {
     {"example_gpt2", "recipes with --smoke: download, stop, resume", test_example_gpt2},
     {"example_finetune", "examples/finetune.sh, from weights to an answer", test_example_finetune},
     {"slurm_scripts", "the batch scripts start what their knobs say", test_slurm_scripts},
+    {"rehearsal", "all products are timed before the first step or validation", test_rehearsal},
+    {"cuda_rehearsal", "the same in a GPU's tuning table", test_cuda_rehearsal},
     {"context_refusals", "ranks, types and sizes that cannot be had", test_context_refusals},
     {"sampling", "temperature, top-k and top-p draw what they should", test_sampling},
     {"model_scores", "scores and logits equal Hugging Face's; targets that are left out", test_model_scores},

@@ -744,6 +744,35 @@ static void test_cuda_tuning(g2z_test *t) {
   test_pair_close(&p);
 }
 
+#ifdef __CUDACC__
+static __global__ void test_k_trap(void) { __trap(); }
+#endif
+/* Rank program: times a way that is refused, then one whose kernel fails. A program of its own,
+ * because the GPU is lost to it afterwards. */
+static int rank_trap(int argc, char **argv) {
+  (void)argc, (void)argv;
+#ifdef __CUDACC__
+  g2z_services services = {};
+  g2z_device *gpu = NULL;
+  g2z__lt_product best = {};
+  const g2z__lt_operands on = {};
+  best.key.n = 131, best.key.m = 256, best.key.k = 768;
+  if (g2z_device_create(&services, G2Z_DEVICE_CUDA, G2Z_FP16, G2Z_FP16, &gpu) != G2Z_OK) return 2;
+  auto refused = [] { return CUBLAS_STATUS_NOT_SUPPORTED; };
+  auto traps = [&] { return test_k_trap<<<1, 1, 0, g2z__cuda_of(gpu)->stream>>>(), G2Z_OK; };
+  if (g2z__lt_try(gpu, &best, &on, G2Z__WAY_CUBLASLT, NULL, refused) != G2Z_OK) return 3;
+  if (g2z__lt_try(gpu, &best, &on, G2Z__WAY_HOPPER, NULL, traps) != G2Z_DEVICE) return 4;
+  printf("%s\n", services.error);
+  return best.us > 0 ? 5 : 0;
+#endif
+  return 1;
+}
+static void test_cuda_trap(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  test_ranks_job(t, 1, 0, "timing the product [131,256] = [131,768] [768,256] (epilogue 0, dtype "
+                 "fp16) by hopper: ", "trap");
+}
+
 /* got = want within `bound` of want's norm, over all rows and over the rows that are no target;
  * targets NULL: over all rows only. */
 static void test_head_norm(test_pair *p, const test_twin *gradient, const test_twin *targets, int C,

@@ -448,6 +448,85 @@ static void test_validation(g2z_test *t) {
   test_trainer_close(&tt);
 }
 
+/* The forward products that a trainer has run, and how often it made 8-bit copies of a layer. A
+ * product after `known` that is not in the list counts as missing. */
+static struct {
+  const g2z_ops *ops;
+  int calls[16][4], count, known, missing, narrowed;
+} rehearsal;
+static g2z_status rehearsal_linear(g2z_device *device, void *y, void *narrow_y, void *slope,
+                                   const void *x, const void *narrow_x, const void *w,
+                                   const void *bias, const void *residual,
+                                   const g2z_dropout *dropout, int N, int K, int O) {
+  const int call[4] = {(narrow_x ? 1 : 0) + (slope ? 2 : 0) + (residual ? 4 : 0), N, K, O};
+  int i = 0;
+  while (i < rehearsal.count && memcmp(rehearsal.calls[i], call, sizeof call) != 0) i++;
+  rehearsal.missing += i == rehearsal.count && rehearsal.known;
+  if (i == rehearsal.count && i < 16) memcpy(rehearsal.calls[rehearsal.count++], call, sizeof call);
+  return rehearsal.ops->linear_fwd(device, y, narrow_y, slope, x, narrow_x, w, bias, residual,
+                                   dropout, N, K, O);
+}
+static g2z_status rehearsal_narrow(g2z_device *device, int first) {
+  (void)device, (void)first;
+  rehearsal.narrowed++;
+  return G2Z_OK;
+}
+
+/* On a GPU, all products of a step and of validation are timed before the first of them, because
+ * ranks that time a product for themselves may choose differently. With fp8, validation's products
+ * are not a step's: they have 16 bits. The CPU times nothing, so its calls are compared; on a GPU,
+ * the tuning table. */
+static void test_rehearsal_on(g2z_test *t, g2z_device_kind device, g2z_fp8 fp8) {
+  g2z_train_config config = test_config_of(2, 1, 64, 16, 61);
+  const g2z_loader_config lc = {test_at(t, "v.bin"), 2, 16, 1, 0, 1, 61, G2Z_ORDER_FILE, 0};
+  g2z_loader *loader = NULL;
+  g2z_report report;
+  int32_t ids[65];
+  char *table, *again;
+  double loss;
+  test_trainer tt;
+  config.dtype = G2Z_FP16;
+  config.fp8 = fp8;
+  config.accum = 2;
+  test_tokens(ids, 65, 61, 9);
+  test_shard(t, "v.bin", G2Z_SHARD_RAW, ids, 65);
+  REQUIRE_OK(t, test_trainer_on(t, device, &config, &tt));
+  REQUIRE_OK(t, g2z_loader_create(&t->services, &lc, &loader));
+  g2z_device *dev = tt.trainer->device;
+  g2z_ops ops = *dev->ops;
+  memset(&rehearsal, 0, sizeof rehearsal);
+  rehearsal.ops = dev->ops;
+  ops.linear_fwd = rehearsal_linear;
+  if (device == G2Z_DEVICE_CPU) { /* as on a GPU */
+    ops.narrow_weights = rehearsal_narrow;
+    dev->ops = &ops;
+    dev->narrow_count = 8;
+    tt.trainer->plan->device = G2Z_DEVICE_CUDA;
+  }
+  CHECK_OK(t, g2z__trainer_share_tuning(tt.trainer));
+  tt.trainer->plan->device = device;
+  CHECK(t, rehearsal.narrowed == (device == G2Z_DEVICE_CPU ? 2 : 0)); /* once per layer */
+  rehearsal.known = 1;
+  CHECK_OK(t, dev->ops->tuning(dev, &table));
+  CHECK_OK(t, g2z_trainer_validate(tt.trainer, loader, 2, NULL, NULL, &loss));
+  CHECK_OK(t, g2z_trainer_step_batch(tt.trainer, ids, ids + 1, &report));
+  CHECK_OK(t, g2z_trainer_flush(tt.trainer, &report));
+  CHECK_OK(t, dev->ops->tuning(dev, &again));
+  CHECK(t, rehearsal.missing == 0 && strcmp(table, again) == 0);
+  CHECK(t, device == G2Z_DEVICE_CPU || strlen(table) > 600); /* has lines of products */
+  g2z_release(&t->services, table);
+  g2z_release(&t->services, again);
+  dev->ops = rehearsal.ops;
+  g2z_loader_free(loader);
+  test_trainer_close(&tt);
+}
+static void test_rehearsal(g2z_test *t) { test_rehearsal_on(t, G2Z_DEVICE_CPU, G2Z_FP8_ALL); }
+static void test_cuda_rehearsal(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+  test_rehearsal_on(t, G2Z_DEVICE_CUDA, G2Z_FP8_NONE);
+  if (test_fp8_here(t)) test_rehearsal_on(t, G2Z_DEVICE_CUDA, G2Z_FP8_ALL);
+}
+
 static void test_context_refusals(g2z_test *t) {
   g2z_train_config config = test_config_of(1, 1, 16, 8, 61);
   test_trainer tt;
