@@ -43,8 +43,10 @@
  *     for the whole file. Then include gpt2_zero.h first, or compile with -std=gnu11.
  *     -ffast-math is refused.
  *
- * TABLE OF CONTENTS: rooms of declarations >>dNN and of implementations >>iNN, in the order of the
- *     data flow. gpt2_zero_kernels.cuh has rooms >>kNN and its own table; >>k80: GPUs' collectives.
+ * TABLE OF CONTENTS: rooms of declarations >>dNN and of implementations >>iNN. Each room uses only
+ *     those above it, except the page. gpt2_zero_kernels.cuh has rooms >>kNN; >>k80: collectives.
+ *     To understand ZeRO, read i00, d06, i13, i11 and i06, in this order; 02, 04, 07, 10, 12 and 16
+ *     are plumbing.
  *           >>i00   the page            one step of ZeRO: gradients, verdict, optimizer, Muon
  *     >>d01         status              one enum, one sentence each
  *     >>d02 >>i02   services and files  allocator, log, clock; files that appear whole
@@ -53,7 +55,7 @@
  *     >>d05 >>i05   config              models, optimizer, training; schedules
  *     >>d06 >>i06   plan                where everything lies, and its bytes; Muon's homes
  *     >>d07 >>i07   shards and loader   token files, order of an epoch, prefetch
- *     >>d08 >>i08   op table            what a device can do, AdamW and Muon too; tuning
+ *     >>d08 >>i08   op table            what a device can do; NUMERICS: where it rounds; tuning
  *           >>i09   CPU ops             the oracle of every other device
  *     >>d10 >>i10   ranks               the processes of a job: meeting, heartbeats, faults
  *     >>d11 >>i11   collectives         sums and copies between ranks; transports; CUDA graphs
@@ -89,15 +91,15 @@
  * ZERO over N ranks, P parameters, g bytes per gradient: bytes per rank, and what a step sends
  *     stage 0   (2 + g + 12) P          gradients: all-reduce
  *     stage 1   (2 + g) P + 12 P / N    gradients: reduce-scatter; parameters: all-gather (default)
- *     stage 2   2 P + (g + 12) P / N    as stage 1, but gradients in every micro-step; plus the
- *                                       gradients of two blocks and of wte
- *     stage 3   (2 + g + 12) P / N      as stage 2, but a block's parameters in every pass; plus
- *                                       the parameters of two blocks, wte, wpe, the final LayerNorm
+ *     stage 2   2 P + (g + 12) P / N    the same, but it reduces gradients in each micro-step
+ *     stage 3   (2 + g + 12) P / N      the same, but it gathers a block's parameters in each pass
  *     dp        (2 + g) P, 12 P more    gradients: reduce to rank 0, which updates all; parameters:
  *               on rank 0               broadcast. The baseline for ZeRO: --strategy dp
- *     All learn the same within rounding, and each opens the checkpoints of the others. A single
- *     rank has all parameters in any stage. Room i00, the page, shows what each stage sends, and
- *     when; docs/zero.md explains it. Collectives run on a separate CUDA stream.
+ *     Stages 2 and 3 also hold gradients of two blocks and of wte; stage 3 also holds parameters of
+ *     two blocks, wte, wpe and the final LayerNorm. A single rank has all parameters in any stage.
+ *     All learn the same within rounding, and each opens the checkpoints of the others. Room i00,
+ *     the page, shows what each stage sends, and when; docs/zero.md explains it. Collectives run on
+ *     a separate CUDA stream.
  *
  * MEMORY of GPT-2 124M, fp16, one rank, B=8, T=1024 (train --dry-run)
  *     parameters, fp16                       0.232 GiB   stage 3 on 8 ranks: 0.120 GiB
@@ -111,47 +113,6 @@
  *       wte's gradient, fp32                 0.144 GiB   if the others are not fp32, with several
  *                                                        chunks or if world x N exceeds 2/3 Vp
  *     scratch of the ops                     0.289 GiB   plus CUDA's context, about 0.5 GiB
- *
- * NUMERICS: the type of every value, and when it is rounded ("act" is --dtype)
- *     parameters                    act        once, from the master weights, in the update
- *     every op's output             act        once; inside an op everything is fp32
- *                                              (a CPU's norms, softmax and column sums: fp64)
- *     residual stream               act        after each addition
- *     LayerNorm mean, rstd          fp32       never rounded
- *     attention scores, softmax     fp32       lse is fp32; out is act. On tensor cores the weights
- *                                              are rounded to act before they multiply V
- *     logits                        act        the softmax starts from the rounded logits
- *     gradient of logits            act        after multiplication by the loss scale
- *       both on Hopper, in 16 bits  act        exp(logit - reference of the row), from fp32 logits,
- *                                              unless tuning is off. The gradient's other factors
- *                                              multiply the rows of h (rounded again), and dh
- *     operands of logits,           e4m3       in training only: rows of h times powers of two,
- *       fp8=logits                             wte times 32. Hopper's 8-bit sums keep 14 bits
- *     operands of qkv, attproj,     e4m3       in training only: inputs times 4, weights times 32;
- *       fc, fcproj, fp8=forward                clamped to 448, the largest of e4m3
- *     gradients that enter qkv,     e5m2       for the product with the weights; clamped to 57344.
- *       fc, fcproj, fp8=all                    Weight gradients are made from act
- *     weight and bias gradients     grad type  act with one micro-step; else fp32
- *     their sums over the ranks     grad type  by copy engines they add up in fp32 and are rounded
- *                                              once. NCCL rounds them to act before they travel,
- *                                              and perhaps at each hop, without --grad-dtype fp32
- *     wte's gradient                fp32       LM head's chunks and embedding add up in fp32; cast
- *                                              to the grad type once, at the end
- *       with few tokens             grad type  the LM head's part is rounded, then summed over the
- *                                              ranks; the embedding's rows (act) are added to it
- *                                              in fp32 and rounded once
- *     token losses                  fp32       their sum is fp64
- *     sum of squares of gradients   fp64
- *     master, m, v, AdamW           fp32
- *     Muon's u, X and O             bf16       sums of products in fp32; fp32 on a CPU
- *     fp16 has 5 exponent bits, so the loss is multiplied by a scale (Micikevicius et al. 2018,
- *     arXiv:1710.03740): 2^16 first, doubled after loss_scale_window good steps, halved when a
- *     gradient is not finite (from the loss_scale_hysteresis-th time on), never below 1. In every
- *     type a step whose gradients are not finite is skipped: weights, m, v, AdamW's count and the
- *     schedule stay. A step without a target that counts is skipped, too: its loss is NaN, and the
- *     loss scale stays. After 50 skips in a row at a scale that cannot shrink, a step returns
- *     G2Z_DIVERGED. A loss of NaN is a result, not an error.
- *     tf32 is fp32, but products round their inputs to 10 bits of mantissa: GPUs only.
  *
  * DETERMINISM
  *     The same binary, config, kind of machine, world and tuning table (rank 0's, for all) give
@@ -683,15 +644,9 @@ static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *
  *             multiple of 8*world, so that each of `world` equal slices starts on 16 bytes. Rank r
  *             owns slice r; its shards of master and m hold its slices one after the other. In
  *             stage 0 each rank owns every bucket whole; in strategy dp rank 0 does.
- * parameters  In stage 3 with several ranks the blocks have two buffers, and this rank's slices of
- *             the blocks lie after wte. Otherwise each rank has all parameters.
- * gradients   From stage 2 on there are two buffers for units and one for wte, and sums over the
- *             ranks go into a shard, cut like master. Otherwise each rank has all gradients.
- * Muon        It needs whole matrices, but slices may begin and end inside a matrix. So each weight
- *             of a block has a home: a rank that receives u, the momentum's output, from the owners
- *             of its slices, and returns O, which is u orthogonalized. `route` lists the pieces
- *             that travel. If an owner has whole weights (stage 0, dp, one rank), it is their home,
- *             and there are no routes.
+ * home        The rank that orthogonalizes a weight for Muon (page). `route` lists the pieces of
+ *             the weight that travel between it and their owners. If an owner has whole weights
+ *             (stage 0, dp, one rank), it is their home, and nothing travels.
  * Model code reaches a parameter at unit[u].param_at + offset[p], its gradient at
  * unit[u].grad_at + offset[p]. */
 
@@ -778,8 +733,8 @@ typedef struct g2z_bucket {       /* a range of gradients that is reduced in one
 } g2z_bucket;
 
 /* A range that the optimizer updates. The ranges are this rank's slices without padding, cut where
- * weight decay changes. Ranges that other ranks wait for are also cut between buckets. A range of
- * Muon lies in one weight. */
+ * weight decay changes. If other ranks wait for the parameters, a range also ends with its bucket.
+ * A range of Muon lies in one weight. */
 typedef struct g2z_update_range {
   /* Indices of its first element, as in g2z_bucket. AdamW: v_at, in v, which has no elements for
    * Muon's weights. Muon: u_at, in u and O. */
@@ -822,7 +777,9 @@ typedef struct g2z_plan {
   size_t tokens;                  /* B T */
   int64_t step_tokens;            /* of all ranks and micro-steps */
   int rank, world, zero_stage;
-  int by_unit;                    /* 1: each unit is padded and reduced separately */
+  int by_unit;                    /* 1, from stage 2 on: a unit's gradient is in one of two buffers
+                                   * and leaves it in each micro-step; sums go into a shard. Each
+                                   * unit is padded and reduced separately */
   int gathers;                    /* 1: a rank waits for parameters that other ranks update */
   g2z_strategy strategy;
   int dropout;                    /* 1: dropout is on */
@@ -837,8 +794,8 @@ typedef struct g2z_plan {
                                    * config wants it */
   int graphed;                    /* 1: a step is recorded as CUDA graphs, and played */
   g2z_transport transport;        /* the config's; NCCL if no rank owns a slice */
-  /* What `transport` becomes for gradients and for parameters, never AUTO. COPY needs an inbox for
-   * gradients. GPUs that cannot write to each other use NCCL instead, without more memory. */
+  /* The transports of gradients and of parameters, chosen from `transport`: COPY or NCCL. COPY
+   * needs an inbox for gradients. GPUs that cannot write to each other use NCCL instead. */
   g2z_transport reduce, gather;
   g2z_dtype dwte_dtype;           /* of the LM head's part of wte's gradient: fp32, or grad_dtype if
                                    * nothing is added before it is sent */
@@ -869,8 +826,9 @@ typedef struct g2z_plan {
   int units, buckets;             /* units: L + 3 */
   int wpe, wte;                   /* the last two units */
   g2z_owner owner;                /* the ranks that get a bucket's sum and send its parameters */
-  int early;                      /* buckets from this one on are updated first: with Muon wte's,
-                                   * else those that forward reads first, or all if !gathers */
+  int early;                      /* buckets from this one on are updated and shared first. Muon:
+                                   * wte's buckets. AdamW: the buckets that forward reads first; if
+                                   * !gathers, all */
   size_t updates;                 /* ranges; those from `muon_updates` on are Muon's */
   size_t muon_updates;
   /* `unit` and `bucket` have one more entry, which begins where the last one ends. */
@@ -878,10 +836,10 @@ typedef struct g2z_plan {
   g2z_bucket *bucket;             /* [buckets + 1] */
   g2z_update_range *update;       /* [updates] */
   size_t offset[G2Z_PARAM_COUNT]; /* of each parameter inside its unit */
-  /* Muon. Its areas lie in the memory of the logits; these are bytes from its start. The home's
-   * area is at 0, then comes `work`, the scratch of orthogonalize. If u travels, it has a separate
-   * area at u_begin, which `work` overlaps: nothing needs u there while its matrices are at
-   * home. */
+  /* Muon's areas, in bytes from the start of the logits' memory. At 0 lie the weights at home on
+   * this rank, at work_begin the scratch of orthogonalize, at u_begin u and O of this rank's
+   * slices. Without routes these are the weights at home: u_begin is 0. With routes u and the
+   * scratch overlap: u has left before orthogonalize runs, and O returns after it. */
   g2z_optimizer optimizer;
   size_t u_bytes;                 /* per element of u and O: 2, bf16; 4 on a CPU, fp32 */
   size_t v_elements;              /* of v: shard_elements without Muon's weights */
@@ -1010,15 +968,58 @@ G2Z_API void g2z_loader_count(const g2z_loader *loader, int64_t counts[G2Z_SETS]
 G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, const char *val);
 
 /* ===== >>d08 op table ====================================================
- * The model is written once, with these ops; CPU and CUDA each fill the table. An op enqueues its
- * work and returns. Its results are valid after wait() or synchronize(). All pointers are to device
- * memory, except those marked host.
+ * The model is written once, with these ops; CPU and CUDA each fill the table. Op X of a CPU is
+ * g2z__cpu_X (room 09), of a GPU g2z_cuda_X (gpt2_zero_kernels.cuh). An op enqueues its work and
+ * returns. Its results are valid after wait() or synchronize(). All pointers are to device memory,
+ * except those marked host.
  *
  * Types: "act" is the device's dtype, "grad" its grad_dtype; f32 and f64 are fp32 and fp64. The CPU
  * stores act and grad as fp32 and rounds every output to a value of its type.
  * Layouts are row-major, outputs come first, N = B*T. Weights are [in, out], as Hugging Face's
  * Conv1D. G2Z_OVERWRITE means =, G2Z_ACCUMULATE means +=; the mode of an op also holds for its bias
- * or norm gradients. Sums run in an order that depends only on shapes: bitwise repeatable. */
+ * or norm gradients. Sums run in an order that depends only on shapes: bitwise repeatable.
+ *
+ * NUMERICS: the type of every value, and when it is rounded ("act" is --dtype)
+ *   parameters                    act        once, from the master weights, in the update
+ *   every op's output             act        once; inside an op everything is fp32
+ *                                            (a CPU's norms, softmax and column sums: fp64)
+ *   residual stream               act        after each addition
+ *   LayerNorm mean, rstd          fp32       never rounded
+ *   attention scores, softmax     fp32       lse is fp32; out is act. On tensor cores the weights
+ *                                            are rounded to act before they multiply V
+ *   logits                        act        the softmax starts from the rounded logits
+ *   gradient of logits            act        after multiplication by the loss scale
+ *     on Hopper, in 16 bits,      act        in place of both: exp(logit - the row's reference),
+ *     unless tune is off                     where the logit is fp32. The other factors of its
+ *                                            gradient multiply dh and the rows of h; these rows
+ *                                            are rounded again
+ *   operands of logits,           e4m3       in training only: rows of h times powers of two,
+ *     fp8=logits                             wte times 32. Hopper's 8-bit sums keep 14 bits
+ *   operands of qkv, attproj,     e4m3       in training only: inputs times 4, weights times 32;
+ *     fc, fcproj, fp8=forward                clamped to 448, the largest of e4m3
+ *   gradients that enter qkv,     e5m2       for the product with the weights; clamped to 57344.
+ *     fc, fcproj, fp8=all                    Weight gradients are made from act
+ *   weight and bias gradients     grad type  act with one micro-step; else fp32
+ *   their sums over the ranks     grad type  copy engines: summed in fp32, rounded once. NCCL:
+ *                                            rounded to act before they travel, and perhaps at
+ *                                            each hop; not with --grad-dtype fp32
+ *   wte's gradient                fp32       LM head's chunks and embedding add up in fp32; cast
+ *                                            to the grad type once, at the end
+ *     with few tokens             grad type  the LM head's part is rounded, then summed over the
+ *                                            ranks; the embedding's rows (act) are added to it
+ *                                            in fp32 and rounded once
+ *   token losses                  fp32       their sum is fp64
+ *   sum of squares of gradients   fp64
+ *   master, m, v, AdamW           fp32
+ *   Muon's u, X and O             bf16       sums of products in fp32; fp32 on a CPU
+ *   fp16 has 5 exponent bits, so the loss is multiplied by a scale (Micikevicius et al. 2018,
+ *   arXiv:1710.03740): 2^16 first, doubled after loss_scale_window good steps, halved when a
+ *   gradient is not finite (from the loss_scale_hysteresis-th time on), never below 1. In every
+ *   type a step whose gradients are not finite is skipped: weights, m, v, AdamW's count and the
+ *   schedule stay. A step without a target that counts is skipped, too: its loss is NaN, and the
+ *   loss scale stays. After 50 skips in a row at a scale that cannot shrink, a step returns
+ *   G2Z_DIVERGED. A loss of NaN is a result, not an error.
+ *   tf32 is fp32, but products round their inputs to 10 bits of mantissa: GPUs only. */
 
 typedef enum g2z_write { G2Z_OVERWRITE, G2Z_ACCUMULATE } g2z_write;
 
@@ -1467,24 +1468,30 @@ G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *servic
  * the device wait for the queue; the host waits only if CPU ranks send. All ranks submit the same
  * calls in the same order. The calls of a step can be recorded and played again.
  *
- * To add a transport: name it in G2Z_TRANSPORT_LIST. g2z_plan_create uses it for several GPUs from
- * stage 1 on, where `reduce` becomes COPY unless it is NCCL; g2z__plan_batch sets `gather`, and
- * g2z__plan_bytes counts the memory. Fill a g2z_collectives, and choose it in g2z__cuda_comm_open
- * or, for CPU ranks, in g2z_comm_create, which sets both to NCCL. play() receives each kind except
- * GRAPH, and times what it sends as the span of g2z__call_span. allocate() serves parameters,
- * logits and verdicts. g2z__ranks_progress takes the address of a counter that each MARK raises:
- * heartbeats report it. g2z__comm_carrier names the transport in the log. */
+ * A g2z_transport is a user's word; a g2z_collectives is a backend. The GPUs' backend (>>k80)
+ * serves both words, NCCL and COPY. The CPU ranks' backend (g2z__plain) serves neither.
+ * To add a backend:
+ *   1. Fill a g2z_collectives. play() receives each kind of call except GRAPH, and times what it
+ *      sends as the span of g2z__call_span. It receives the same calls again in each replay. It may
+ *      block if AFTER, MARK and WAIT then have nothing to do. Other members: see g2z_collectives.
+ *   2. Choose it in g2z__cuda_comm_open or, for CPU ranks, in g2z_comm_create.
+ *   3. Pass g2z__ranks_progress the address of a counter that each MARK raises: heartbeats report
+ *      it, and a counter that stands still for hang_s ends the job.
+ * To add a word: name it in G2Z_TRANSPORT_LIST. g2z_plan_create sets `reduce` (COPY for any word
+ * except NCCL: change that), g2z__plan_batch `gather`; g2z__plan_bytes counts the memory, and
+ * g2z__comm_carrier names it in the log. Words count for GPUs from stage 1 on. */
 
 typedef struct g2z_comm g2z_comm;
 
 typedef enum g2z_call_kind {
   G2Z_CALL_AFTER,  /* The queue waits until this rank's device has finished all its work so far.
                     * With `all`, later calls touch other ranks' memory only when all ranks'
-                    * devices have come here. With NCCL it is no barrier: each call is one. */
+                    * devices have come here. NCCL's calls ensure that without a barrier here. */
   G2Z_CALL_REDUCE, /* Sums from[n] grad over all ranks, sent in the wire's type; `to` grad (write)
                     * gets the part that this rank owns. `to` may be this rank's part of `from`; for
-                    * owners ALL and ROOT it must be. The rest of `from` is undefined afterwards,
-                    * but zeros on all ranks stay 0: up to stage 1 padding is zeroed only once. */
+                    * owners ALL and ROOT it must be. The rest of `from` is undefined afterwards.
+                    * But an element that is 0 on all ranks stays 0, because up to stage 1 padding
+                    * is zeroed only once. */
   G2Z_CALL_GATHER, /* to[n] act: each owner's part from[n / world], or from[n] of rank 0. `from` may
                     * be that part of `to` itself. No rank may still be reading `to`: the caller
                     * ensures this, if necessary by AFTER with `all`. */
@@ -1535,8 +1542,8 @@ typedef struct g2z_collectives { /* an implementation of the calls */
   g2z_status (*allocate)(g2z_comm *comm, size_t bytes, void **out);
   void (*release)(g2z_comm *comm, void *memory);
   /* A lap lasts from lap(), with number 0 or 1, to the next rows_now(). When the device has passed
-   * a lap, waited_ms() returns how long it waited for other ranks in it. For a lap that was not
-   * timed it returns the last sample. */
+   * a lap, waited_ms() returns how long it waited for other ranks in it. Only some laps may be
+   * timed; for another one it returns the time of the last lap that was. */
   void (*lap)(g2z_comm *comm, int lap);
   double (*waited_ms)(g2z_comm *comm, int lap);
   void (*close)(g2z_comm *comm);
@@ -1741,7 +1748,7 @@ struct g2z_trainer {
 G2Z_API g2z_status g2z_trainer_create(g2z_context *context, const g2z_train_config *config,
                                       g2z_trainer **out);
 G2Z_API void g2z_trainer_free(g2z_trainer *trainer); /* NULL is fine */
-/* Trains one step on the next batch of the config's shards. G2Z_DIVERGED: see the manual, NUMERICS.
+/* Trains one step on the next batch of the config's shards. G2Z_DIVERGED: see d08, NUMERICS.
  * All ranks of a job make the same calls, and the same call returns the same status on all. If one
  * rank fails (a shard that cannot be read), all ranks know one step later, and their steps return
  * its status until a checkpoint is loaded. A call that fails still reports the last finished step
@@ -1944,46 +1951,54 @@ extern "C" {
  * update ranges use the same names for them.
  *   buffer         index of an element        written by
  *   model.dwte     wte alone, [Vp, C]         head(), and unit_backward() of wpe unless pass.rows
- *   model.grads    unit.grad_at + offset[p];  unit_backward(), unit_backward_norm() (room 13), at
- *                  bucket.grad_at             g2z__grad(). wte: reduce_bucket() casts dwte, unless
- *                                             dwte lies here
+ *   model.grads    unit.grad_at + offset[p];  unit_backward() and unit_backward_norm() (room 13).
+ *                  bucket.grad_at             wte: reduce_bucket() casts dwte, unless dwte is here
  *   sums           sum_at of this rank's      reduce_bucket(): the sum over the ranks (room 11).
  *                  slice                      collect() adds the rows that gather_rows() sends, if
- *                                             plan.wte_rows. trainer_allocate() (room 14): up to
- *                                             stage 1 `sums` is model.grads, then a separate shard
+ *                                             plan.wte_rows. Up to stage 1 `sums` is model.grads;
+ *                                             from stage 2 on it is a separate shard
  *   master, m      shard_at                   optimize(): adamw or muon; Muon's m: momentum()
  *   v              v_at                       optimize(): adamw
  *   model.params   own_param_at               optimize(): the rounded master. Then share() fills
  *                                             the bucket, at param_at, on every rank
  * Between sums and master, collect() waits for the sums and squares them, and judge() turns the
- * squares of all ranks into the factor with which optimize() multiplies the sums. Its ops find the
- * buffers in t->update, which trainer_first() (room 14) fills.
+ * squares of all ranks into the factor with which optimize() multiplies the sums. t->update, which
+ * trainer_first() (room 14) fills, gives the optimizer's ops the addresses of these buffers.
  *
  * The new parameters travel during the next forward pass: wait_parameters() makes the device wait
  * until a unit's have arrived. forward() and unit_backward() read them.
- * Muon updates the blocks' weights, and needs whole weights. momentum() computes u of this rank's
- * slices and sends it to the weights' homes. orthogonalize() turns u into O there and sends O back.
- * optimize() applies O together with AdamW's other updates. wte is updated and shared while u
- * travels.
- * To add an optimizer: name it in G2Z_OPTIMIZER_LIST. plan_fill() cuts its update ranges,
- * plan_homes() gives whole weights homes and routes, plan_bytes() counts its state, trainer_read()
- * and _write() (room 14) move it to and from files. momentum(), orthogonalize() and optimize() call
- * its ops: if state->skip, these change no weight and no moment. Areas last until the next head.
+ * Muon updates the blocks' weights, and needs whole matrices, but a slice may begin and end inside
+ * a matrix. So each weight has a home rank. momentum() computes u of this rank's slices and sends
+ * it to the homes. orthogonalize() turns u into O there and sends O back to the owners of the
+ * slices. optimize() applies O together with AdamW's other updates. wte is updated and shared while
+ * u travels.
+ *
+ * To add an optimizer:
+ *   declare   G2Z_OPTIMIZER_LIST (d05), its settings (i05), and a column of G2Z_PARAM_LIST (d06)
+ *   plan      plan_fill() cuts its update ranges; plan_homes() gives whole weights homes and routes
+ *   memory    plan_bytes() counts its state, trainer_allocate() (i14) allocates it. State has one
+ *             element per parameter and lies in slices, in files too. State that belongs to a whole
+ *             matrix, as Shampoo's L and R do, needs new code. Scratch in the logits' memory lasts
+ *             until the next head().
+ *   ops       d08, i09 and gpt2_zero_kernels.cuh; momentum(), orthogonalize() and optimize() call
+ *             them. In a skipped step (state->skip) no op may change a weight or a moment.
+ *   files     g2z_buffer, trainer_read() and _write() (i14); transfer_buffer() (i16)
+ *   log       trainer_open() (i14)
  *
  * When a rank may overwrite memory that another rank reads:
  *   parameters      After the verdict. A rank enqueues its verdict after its last backward pass, so
  *                   when all verdicts have arrived no rank reads old parameters any more.
- *   block buffers   Stage 3, during a pass: after AFTER with `all`, which waits until the devices
- *                   of all ranks are done with the block in that buffer.
- *   logits          In the last micro-step the tokens and rows of other ranks arrive in the logits
- *                   buffer: after AFTER with `all`, when all heads are done. reduce_head() waits
- *                   for that, and gather_rows() follows it.
- *   Muon's areas    In the logits buffer, from the verdict on: embed_add, which reads rows there,
- *                   is enqueued before it, and the next head after the update, which reads O. Other
- *                   ranks write only what this rank receives.
- *   verdicts        A rank writes its row into the others' memory after its sums over the ranks in
- *                   this step. Those sums needed the backward pass of every rank, and a rank
- *                   enqueues backward after its previous decision, which read the old row.
+ *   block buffers   Stage 3, during a pass: when the devices of all ranks are done with the block
+ *                   in that buffer. The call AFTER with `all` waits for that.
+ *   logits          In the last micro-step, when the heads of all ranks are done: reduce_head()
+ *                   waits for that. Then the tokens and rows of other ranks arrive there.
+ *   Muon's areas    In the logits' memory, from the verdict to the next step's head(). embed_add,
+ *                   which reads rows there, is enqueued before the verdict. The update, which reads
+ *                   O there, is enqueued before the next head. Another rank writes only the
+ *                   elements that its routes bring here.
+ *   verdicts        After this rank's sums over the ranks in this step. They needed the backward
+ *                   pass of every rank, and each rank enqueues that after its previous decision,
+ *                   which read the old row.
  *   inboxes         If copy engines carry gradients, an inbox has two halves, used alternately. All
  *                   ranks meet in each reduction. A rank that has come to reduction i has added up
  *                   reduction i-1, so the half that reduction i-2 used is free.
@@ -2290,8 +2305,9 @@ G2Z__PRIVATE g2z_status g2z__collect(g2z_trainer *t) {
   return g2z__square(t, last, plan->buckets);
 }
 
-/* All ranks gather every rank's row of the verdict, on the device's own queue if possible. After
- * the decision no rank reads old parameters any more, and none has gathered new ones yet. */
+/* All ranks gather every rank's row of the verdict, on the device's own queue if possible. Then
+ * each device decides for itself, with the same result (g2z__decide_step, room 08). After that no
+ * rank reads old parameters any more, and none has gathered new ones yet. */
 G2Z__PRIVATE g2z_status g2z__judge(g2z_trainer *t) {
   const size_t bytes = G2Z_VERDICT_COLUMNS * sizeof(double);
   int done = 0;
@@ -2312,8 +2328,7 @@ G2Z__PRIVATE g2z_status g2z__judge(g2z_trainer *t) {
   return G2Z_OK;
 }
 
-/* Muon: sends u to the homes, or O back to the owners. From embed_add to the next head, nothing
- * else uses the memory of the logits. */
+/* Muon: sends u to the homes, or O back to the owners. */
 typedef enum g2z__direction { G2Z__TO_HOMES, G2Z__TO_OWNERS } g2z__direction;
 G2Z__PRIVATE g2z_status g2z__exchange(g2z_trainer *t, g2z__direction direction) {
   const g2z_plan *plan = t->plan;
@@ -2334,8 +2349,8 @@ G2Z__PRIVATE g2z_status g2z__exchange(g2z_trainer *t, g2z__direction direction) 
 
 /* ----- new parameters, and their way from the owners ----------------------- */
 
-/* Muon: computes u of this rank's slices, and sends it to the homes. In a skipped step u is not
- * computed; old bytes travel, and their result is not used. */
+/* Computes u of this rank's slices, and sends it to the homes. In a skipped step u is not computed;
+ * old bytes travel, and their result is not used. */
 G2Z__PRIVATE g2z_status g2z__momentum(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   if (!plan->muon_weights) return G2Z_OK;
@@ -2345,8 +2360,7 @@ G2Z__PRIVATE g2z_status g2z__momentum(g2z_trainer *t) {
   return g2z__exchange(t, G2Z__TO_HOMES);
 }
 
-/* Muon: waits for the matrices at home, orthogonalizes them, and waits for this rank's slices of
- * all matrices. */
+/* Waits for u of the weights at home, turns it into O, and waits for O of this rank's slices. */
 G2Z__PRIVATE g2z_status g2z__orthogonalize(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   char *area = t->model.logits;
@@ -3617,7 +3631,7 @@ G2Z__PRIVATE g2z_status g2z__train_config_check(g2z_services *services,
 /* ===== >>i06 plan ========================================================
  * In: a config, a device kind, a rank and the world size. Out: where everything lies, and sizes.
  * Law: pure functions. Only this room lays out buffers and shards. plan_bytes counts what room 14
- * allocates: a change there (trainer_allocate, trainer_first, trainer_open) belongs here, too. */
+ * allocates: a change there (trainer_allocate, trainer_open) belongs here, too. */
 
 /* Activations of a forward pass that backward needs, and backward's own scratch. Copies: in
  * training STREAM, LAYER and CACHE have one per layer; with recomputation all layers share one of
@@ -3706,11 +3720,10 @@ G2Z__PRIVATE size_t g2z__plan_share(const g2z_plan *plan, size_t elements) {
 /* Buckets are multiples of this many elements. */
 G2Z__PRIVATE size_t g2z__plan_grain(const g2z_plan *plan) { return 8 * (size_t)plan->world; }
 
-/* Size limits of the buckets that finish last, when no computation is left to hide their traffic:
- * of the last bucket before wte (which the next forward pass reads first), and of wte's buckets,
- * which are cast piece by piece while earlier pieces travel. The second limit does not apply to
- * fp32, which needs no cast, nor if the embedding's part travels as rows: then wte's gradient is
- * reduced earlier, during backward. */
+/* Size limits of the buckets that are reduced last, when no computation is left to hide their
+ * traffic. LAST: of the last bucket before wte. PIECE: of wte's buckets; each is cast while the one
+ * before it travels. PIECE does not apply to fp32 gradients, which need no cast. It does not apply
+ * either if the embedding's part travels as rows: then backward hides wte's other part. */
 #define G2Z__LAST_BYTES ((size_t)8 << 20)
 #define G2Z__PIECE_BYTES ((size_t)16 << 20)
 
@@ -3888,7 +3901,7 @@ G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
     for (int k = 0, w = 0; k < plan->buckets; k++) {
       g2z_bucket *b = &plan->bucket[k];
       const size_t first = updates, own_end = b->own_begin + b->own_elements;
-      /* No range crosses the beginning of a bucket that is shared separately. */
+      /* If other ranks wait for this bucket, its first range begins with it. */
       const int cut = plan->gathers || (plan->muon_weights && k == plan->early);
       for (int i = b->unit * G2Z_PARAM_COUNT; i < (b->last_unit + 1) * G2Z_PARAM_COUNT; i++) {
         const int u = i / G2Z_PARAM_COUNT, p = i % G2Z_PARAM_COUNT;
@@ -4613,7 +4626,6 @@ typedef struct g2z__prefetch {
   int running;                   /* 1: the thread reads step loader->position */
 } g2z__prefetch;
 
-/* Opens a shard unless it is open. Closes the shard that is in its slot, if there is one. */
 G2Z__PRIVATE g2z_status g2z__loader_file(g2z_loader *loader, size_t s) {
   g2z__prefetch *reader = loader->reader;
   g2z__shard *shard = &reader->shards[s], **place = &reader->open[s % G2Z__LOADER_FILES];
@@ -4638,10 +4650,10 @@ G2Z__PRIVATE uint64_t g2z__set_takes(uint64_t count, uint64_t part) {
   return (count >> 32) * part + ((count & UINT32_MAX) * part >> 32);
 }
 
-/* The sequence at a position of a mixture: its set, and *number, counted within the set. Each set
- * takes its part of what the sets before it leave, at even distances: random draws would miss the
- * weights by more. Positions are permuted within blocks of 128, because otherwise set and rank
- * could alternate in step. */
+/* The sequence at a position of a mixture: its set, and *number, counted within the set. Set k
+ * takes the fraction `part` of the positions that sets 0 to k-1 leave, evenly spaced; random draws
+ * would miss the weights by more. Positions are permuted within blocks of 128. Without that, sets
+ * and ranks could alternate in the same rhythm, so that a rank reads only some of the sets. */
 G2Z__PRIVATE int g2z__set_at(const g2z_loader *loader, int64_t position, int64_t *number) {
   const int64_t block = position / 128;
   uint64_t at = (uint64_t)(block * 128 +
@@ -6847,7 +6859,7 @@ G2Z__PRIVATE int g2z__socket_resolve(const char *host, struct addrinfo **out) {
   return error;
 }
 
-/* A new socket for the address with this port, or -1 with errno. */
+/* -1: failed, with errno. */
 G2Z__PRIVATE int g2z__socket_at(const struct addrinfo *address, int port) {
   if (address->ai_family == AF_INET)
     ((struct sockaddr_in *)(void *)address->ai_addr)->sin_port = htons((uint16_t)port);
@@ -7590,8 +7602,9 @@ G2Z__PRIVATE void g2z__ranks_progress(g2z_ranks *ranks, const volatile uint32_t 
 
 #define G2Z__ALONE_S 10 /* limit from this failure to GOODBYE: a broken device may hang */
 
-/* This rank has failed, and no message reaches the others. They may wait for its device although it
- * has begun as many collectives as they have: sequence -1 shows that its work is not done. */
+/* Reports that this rank has failed and that no verdict tells the others. Their devices may wait
+ * for its device although it has begun as many collectives as they have. Sequence -1 makes it the
+ * last of the ranks, which rank 0 blames. */
 G2Z__PRIVATE void g2z__ranks_alone(g2z_ranks *ranks) {
   pthread_mutex_lock(&ranks->lock);
   ranks->self.sequence = -1;
@@ -7707,7 +7720,6 @@ G2Z__PRIVATE g2z_status g2z__ranks_receive(g2z_ranks *ranks, int peer, void *byt
   return G2Z_OK;
 }
 
-/* Sends a call's message to a peer. */
 G2Z__PRIVATE g2z_status g2z__ranks_put(g2z_ranks *ranks, int peer, g2z__kind kind, int64_t sequence,
                                        const void *bytes, size_t count) {
   g2z__heading head = {G2Z__MAGIC, (uint32_t)kind, sequence, count};
@@ -7987,11 +7999,12 @@ static const g2z_collectives g2z__plain = {
 
 /* ----- submit: play a call at once, or record it ------------------------- */
 
-/* A recorded step is a list: graph, calls, WAIT, graph, calls, WAIT, ... A graph holds the device's
- * work between two WAITs. It runs before the calls that were submitted meanwhile, because these
- * wait for departures in it. Each time, calls are issued as ordinary calls, outside of graphs: so a
- * step's last transfers overlap the beginning of the next step, and waiting can be timed. In a job
- * of one all calls are work of the device, and the step is one graph. */
+/* A recorded step is a list: graph, calls, WAIT, graph, calls, WAIT, ... g2z__trainer_enqueue (room
+ * 14) replays it. A graph holds the device's work between two WAITs. It runs before the calls that
+ * were submitted during that work, because these wait for departures in it. Calls are issued again
+ * in each replay, outside of graphs: so a step's last transfers overlap the beginning of the next
+ * step, and waiting can be timed. In a job of one all calls are work of the device, and the step is
+ * one graph. */
 G2Z__PRIVATE g2z_status g2z__record_add(g2z_comm *comm, const g2z_call *call) {
   g2z__record *record = comm->record;
   G2Z_TRY(G2Z_GROW(comm->services, &record->calls, &record->capacity, record->count,
@@ -8000,7 +8013,7 @@ G2Z__PRIVATE g2z_status g2z__record_add(g2z_comm *comm, const g2z_call *call) {
   return G2Z_OK;
 }
 
-/* Ends the graph and inserts it before the calls that were submitted meanwhile. */
+/* Ends the graph, and inserts it into the list before the calls that were submitted during it. */
 G2Z__PRIVATE g2z_status g2z__record_cut(g2z_comm *comm) {
   g2z__record *record = comm->record;
   g2z_call graph = g2z_call_of(G2Z_CALL_GRAPH, NULL, NULL, 0);
@@ -8079,7 +8092,7 @@ G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device,
     status = g2z__cuda_comm_open(comm, config);
   else {
     comm->ops = &g2z__plain;
-    comm->gather = comm->reduce = G2Z_TRANSPORT_NCCL; /* no copy engines */
+    comm->gather = comm->reduce = G2Z_TRANSPORT_NCCL; /* not COPY, so the log names ops->name */
     if (comm->rank == 0 && comm->world > 1)
       status = G2Z_NEW(comm->services, G2Z__CHUNK_FLOATS, &comm->chunk);
   }
@@ -8088,7 +8101,6 @@ G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device,
   return status;
 }
 
-/* The name of a transport, for the log. */
 G2Z__PRIVATE const char *g2z__comm_carrier(const g2z_comm *comm, g2z_transport transport) {
   return transport == G2Z_TRANSPORT_COPY ? "copy engines" : comm->ops->name;
 }
@@ -9159,8 +9171,8 @@ G2Z__PRIVATE g2z_status g2z__unit_backward_norm(const g2z_model *model, const g2
 /* Events that the host may wait for, two of each kind: one is in flight while the other is read. */
 enum { G2Z__EVENT_STAGED = 0, G2Z__EVENT_REPORT = 2 };
 
-/* Limit of consecutive skips at the smallest loss scale. A healthy run skips single steps. Skips
- * that lead from 2^24 to 1 do not count: 24, and loss_scale_hysteresis - 1 before the first. */
+/* Limit of consecutive skips at the smallest loss scale. A healthy run skips single steps. Earlier
+ * skips, which lower the scale to that, do not count. */
 #define G2Z__SKIPS_AT_MINIMUM 50
 
 /* ----- memory ------------------------------------------------------------- */
@@ -9832,7 +9844,6 @@ G2Z__PRIVATE void g2z__model_release(g2z_model *m, void *memory) {
   if (memory) m->device->ops->release(m->device, memory);
 }
 
-/* Frees the workspace. */
 G2Z__PRIVATE void g2z__model_shrink(g2z_model *m) {
   g2z__model_release(m, m->activations);
   g2z__model_release(m, m->logits);
@@ -10707,7 +10718,6 @@ G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__transfer *x, const char *final_nam
                                  moments, 2, &x->moments);
 }
 
-/* Writes the values of a table as members of an object. */
 G2Z__PRIVATE void g2z__saved_put_table(g2z_json_out *out, const g2z_setting *rows, size_t count,
                                        const void *values) {
   for (const g2z_setting *row = rows; row < rows + count; row++) {
@@ -10824,7 +10834,7 @@ G2Z__PRIVATE g2z_status g2z__saver_publish(g2z__transfer *x, const char *final_n
   return G2Z_OK;
 }
 
-/* After each phase that ranks run alone, they agree on its result: none waits for a failed rank. */
+/* As in trainer_open, ranks agree after each phase that they run alone. */
 G2Z__PRIVATE g2z_status g2z__saver_run(g2z__transfer *x, const char *final_name) {
   const size_t world = (size_t)x->t->plan->world, rank = (size_t)x->t->plan->rank;
   g2z__saved *saved = &x->saved;
@@ -10962,7 +10972,6 @@ G2Z__PRIVATE g2z_status g2z__saved_parse(g2z_services *services, const char *pat
                   "damaged; take an earlier checkpoint", path);
 }
 
-/* Reads a file of the checkpoint into saved->text. */
 G2Z__PRIVATE g2z_status g2z__saved_open(g2z_services *services, const char *directory,
                                         const char *name, g2z__saved *saved) {
   g2z_release(services, saved->text);
