@@ -718,7 +718,7 @@ typedef struct g2z_unit {         /* a part of the model whose gradients complet
                                    * buffers (stage 3 of several ranks) */
   int bucket;                     /* the bucket where it begins */
   size_t begin, canonical;        /* index of its first element: in memory, and canonical */
-  size_t elements, room;          /* without and with padding to a multiple of 8*world */
+  size_t elements, padded;        /* without and with padding to a multiple of 8*world */
   size_t param_at, grad_at;       /* its index in this rank's parameters and gradients */
 } g2z_unit;
 
@@ -728,7 +728,7 @@ typedef struct g2z_bucket {       /* a range of gradients that is reduced in one
   size_t param_at, own_param_at;  /* index of the bucket, of the slice, in this rank's parameters */
   size_t grad_at, sum_at;         /* the bucket's index in the gradients, the slice's in the sums */
   size_t shard_at;                /* the slice's index in master and m */
-  size_t update, muon_update;     /* index of the slice's first update range: of AdamW, of Muon */
+  size_t first_update[G2Z_OPTIMIZER_COUNT]; /* index of the slice's first range of each optimizer */
   int unit, last_unit;            /* it begins in `unit`; last_unit's backward pass completes it */
 } g2z_bucket;
 
@@ -771,35 +771,45 @@ typedef struct g2z_matrices {
 typedef struct g2z_plan {
   g2z_services *services;
   g2z_model_config model;
+
+  /* ----- the job and its stage ----- */
   g2z_device_kind device;
-  int vocab_padded;               /* Vp */
-  int batch, seq, accum;          /* B, T, micro-steps */
-  size_t tokens;                  /* B T */
-  int64_t step_tokens;            /* of all ranks and micro-steps */
   int rank, world, zero_stage;
+  g2z_strategy strategy;
+  g2z_owner owner;                /* the ranks that get a bucket's sum and send its parameters */
   int by_unit;                    /* 1, from stage 2 on: a unit's gradient is in one of two buffers
                                    * and leaves it in each micro-step; sums go into a shard. Each
                                    * unit is padded and reduced separately */
   int gathers;                    /* 1: a rank waits for parameters that other ranks update */
-  g2z_strategy strategy;
-  int dropout;                    /* 1: dropout is on */
-  g2z_recompute recompute;        /* BLOCK: keeps one block's activations and every block's input */
-  g2z_fp8 fp8;                    /* needs more scratch */
-  int forward_only;               /* 1: no backward pass follows */
-  int cached;                     /* generation: sequences of `seq` tokens in the key-value cache,
-                                   * which is each layer's QKV. 0: no cache */
-  g2z_dtype dtype;                /* of parameters and activations */
-  g2z_dtype grad_dtype;           /* dtype with one micro-step, fp32 when gradients accumulate */
-  g2z_dtype wire_dtype;           /* NCCL and CPU ranks sum gradients in it: dtype, or fp32 if the
-                                   * config wants it */
-  int graphed;                    /* 1: a step is recorded as CUDA graphs, and played */
   g2z_transport transport;        /* the config's; NCCL if no rank owns a slice */
   /* The transports of gradients and of parameters, chosen from `transport`: COPY or NCCL. COPY
    * needs an inbox for gradients. GPUs that cannot write to each other use NCCL instead. */
   g2z_transport reduce, gather;
+  int graphed;                    /* 1: a step is recorded as CUDA graphs, and played */
+
+  /* ----- a pass ----- */
+  int batch, seq, accum;          /* B, T, micro-steps */
+  size_t tokens;                  /* B T */
+  int64_t step_tokens;            /* of all ranks and micro-steps */
+  int vocab_padded;               /* Vp */
+  int head_chunk;                 /* tokens whose logits exist at the same time */
+  int dropout;                    /* 1: dropout is on */
+  g2z_recompute recompute;        /* BLOCK: keeps one block's activations and every block's input */
+  int forward_only;               /* 1: no backward pass follows */
+  int cached;                     /* generation: sequences of `seq` tokens in the key-value cache,
+                                   * which is each layer's QKV. 0: no cache */
+
+  /* ----- types ----- */
+  g2z_dtype dtype;                /* of parameters and activations */
+  g2z_dtype grad_dtype;           /* dtype with one micro-step, fp32 when gradients accumulate */
+  g2z_dtype wire_dtype;           /* NCCL and CPU ranks sum gradients in it: dtype, or fp32 if the
+                                   * config wants it */
   g2z_dtype dwte_dtype;           /* of the LM head's part of wte's gradient: fp32, or grad_dtype if
                                    * nothing is added before it is sent */
+  g2z_fp8 fp8;                    /* needs more scratch */
   size_t dtype_bytes, grad_bytes; /* per element in memory: 4 on the CPU, which stores fp32 */
+
+  /* ----- sizes ----- */
   size_t parameters;              /* of the model: canonical */
   size_t elements;                /* in memory: with padding */
   size_t param_elements;          /* of the parameters' buffer */
@@ -807,7 +817,7 @@ typedef struct g2z_plan {
   size_t grad_elements;           /* of the buffer that backward writes to */
   size_t bucket_elements;         /* of a full bucket */
   size_t shard_elements;          /* of all this rank's slices */
-  int head_chunk;                 /* tokens whose logits exist at the same time */
+  size_t logits_bytes;            /* of the logits' memory, which wte_rows and Muon use, too */
   int wte_rows;                   /* 1: the embedding's part of wte's gradient is sent separately,
                                    * one row per token of each rank; 0: together with the head's
                                    * part */
@@ -815,7 +825,6 @@ typedef struct g2z_plan {
    * row_tokens_at their tokens, then at row_order_at the order of these tokens, as embed_order
    * writes it. Both are offsets in bytes. */
   size_t row_count, row_tokens_at, row_order_at;
-  size_t logits_bytes;            /* of that memory, which Muon's areas share, too */
   size_t narrow_bytes;            /* of the blocks' 8-bit weights; 0: products round them */
   size_t bytes[G2Z_MEMORY_COUNT]; /* per rank */
   size_t bytes_total;
@@ -823,29 +832,30 @@ typedef struct g2z_plan {
                                    * cannot measure it, so it is fixed: 390 MiB for a communicator,
                                    * 800 after its kernels have carried something large, as they do
                                    * when Muon's weights travel */
+
+  /* ----- tables; `unit` and `bucket` have one more entry, which begins where the last one ends */
   int units, buckets;             /* units: L + 3 */
   int wpe, wte;                   /* the last two units */
-  g2z_owner owner;                /* the ranks that get a bucket's sum and send its parameters */
   int early;                      /* buckets from this one on are updated and shared first. Muon:
                                    * wte's buckets. AdamW: the buckets that forward reads first; if
                                    * !gathers, all */
   size_t updates;                 /* ranges; those from `muon_updates` on are Muon's */
   size_t muon_updates;
-  /* `unit` and `bucket` have one more entry, which begins where the last one ends. */
   g2z_unit *unit;                 /* [units + 1] */
   g2z_bucket *bucket;             /* [buckets + 1] */
   g2z_update_range *update;       /* [updates] */
   size_t offset[G2Z_PARAM_COUNT]; /* of each parameter inside its unit */
+
+  /* ----- Muon ----- */
+  g2z_optimizer optimizer;
+  int muon_weights;               /* number of weights that Muon updates: 4 per block, or 0 */
+  size_t u_bytes;                 /* per element of u and O: 2, bf16; 4 on a CPU, fp32 */
+  size_t v_elements;              /* of v: shard_elements without Muon's weights */
   /* Muon's areas, in bytes from the start of the logits' memory. At 0 lie the weights at home on
    * this rank, at work_begin the scratch of orthogonalize, at u_begin u and O of this rank's
    * slices. Without routes these are the weights at home: u_begin is 0. With routes u and the
    * scratch overlap: u has left before orthogonalize runs, and O returns after it. */
-  g2z_optimizer optimizer;
-  size_t u_bytes;                 /* per element of u and O: 2, bf16; 4 on a CPU, fp32 */
-  size_t v_elements;              /* of v: shard_elements without Muon's weights */
-  size_t u_begin, work_begin;
-  size_t work_bytes;
-  int muon_weights;               /* 4 per block; 0: AdamW alone */
+  size_t u_begin, work_begin, work_bytes;
   int shapes, routes;
   g2z_weight *weight;             /* [muon_weights], in the order of memory */
   g2z_matrices shape[4];          /* [shapes]: the weights at home on this rank */
@@ -1669,7 +1679,7 @@ typedef struct g2z__pass {
   int B, T;
   g2z_dropout dropout;      /* `site` is set for each use */
   g2z_write write;          /* overwrite gradients, or add to those of earlier micro-steps */
-  int rows;                 /* 1: the embedding's part of wte's gradient is not added, but kept as
+  int keep_rows;            /* 1: the embedding's part of wte's gradient is not added, but kept as
                              * one row per token: see g2z__gather_rows */
   const int32_t *positions; /* device, [B], for T = 1, one next token per sequence: the number of
                              * tokens before it in the cache [B,window]. NULL: whole sequences */
@@ -1724,7 +1734,7 @@ struct g2z_trainer {
   uint8_t *narrow_at;                /* device: the memory of these copies */
   g2z_row_part *row_parts;           /* host: this rank's parts of wte's gradient */
   int row_part_count;
-  const void *rows;                  /* device: gradient rows of the embedding, from all ranks */
+  const void *gathered_rows;         /* device: gradient rows of the embedding, from all ranks */
   const int32_t *row_tokens;         /* device: the token of each of these rows */
   int32_t *staged[2];                /* host, x followed by y of one step */
   double data_s[2];                  /* waiting for tokens, by parity of the step */
@@ -1818,14 +1828,14 @@ G2Z_API g2z_sampling g2z_sampling_default(void); /* temperature 1, no limits, se
 G2Z_API g2z_status g2z_sampling_check(g2z_services *services, const g2z_sampling *sampling);
 /* Called with each token as it is drawn; a result other than 0 ends the sequence after it. */
 typedef int (*g2z_each_token)(void *user, int sequence, int32_t token);
-/* Continues `count` sequences together, each with a key-value cache. Row i of ids[count][room]
+/* Continues `count` sequences together, each with a key-value cache. Row i of ids[count][capacity]
  * holds lengths[i] tokens; the call appends tokens and adds their number to lengths[i]. A sequence
  * ends after `stop` (-1: none) or when its row is full. Sequence i draws the random numbers of a
  * call for it alone with seed sampling->seed + i. A text longer than config.context continues from
  * its last half context. each may be NULL. The cache takes 3 C values per layer and token of all
  * sequences; all other memory is for one sequence. A trainer's model has no cache: it computes the
  * whole text again for each token. */
-G2Z_API g2z_status g2z_model_generate(g2z_model *model, int count, int32_t *ids, size_t room,
+G2Z_API g2z_status g2z_model_generate(g2z_model *model, int count, int32_t *ids, size_t capacity,
                                       size_t *lengths, const g2z_sampling *sampling, int stop,
                                       g2z_each_token each, void *user);
 
@@ -1950,7 +1960,7 @@ extern "C" {
  * Where a gradient lies: a step moves it down this table. The plan has all indices; buckets and
  * update ranges use the same names for them.
  *   buffer         index of an element        written by
- *   model.dwte     wte alone, [Vp, C]         head(), and unit_backward() of wpe unless pass.rows
+ *   model.dwte     wte alone, [Vp, C]         head(); unit_backward() of wpe, if !pass.keep_rows
  *   model.grads    unit.grad_at + offset[p];  unit_backward() and unit_backward_norm() (room 13).
  *                  bucket.grad_at             wte: reduce_bucket() casts dwte, unless dwte is here
  *   sums           sum_at of this rank's      reduce_bucket(): the sum over the ranks (room 11).
@@ -2038,7 +2048,7 @@ G2Z__PRIVATE int64_t g2z__ranks_note(g2z_ranks *ranks, const char *kind, int buc
 G2Z__PRIVATE g2z_status g2z__zero_step(g2z_trainer *t, const g2z_plan *plan) {
   const int wte = plan->wte;
   for (int m = 0; m < plan->accum; m++) {
-    int last = m == plan->accum - 1, sends = plan->zero_stage >= 2 || last, b = 0;
+    int last = m == plan->accum - 1, sends = plan->by_unit || last, b = 0;
     int rows = last && plan->wte_rows;                   /* wte's gradient goes in two parts */
     int buckets = rows ? plan->unit[wte].bucket : plan->buckets; /* those that backward completes */
     G2Z_TRY(g2z__begin_micro_step(t, m));
@@ -2147,7 +2157,7 @@ G2Z__PRIVATE g2z_status g2z__begin_micro_step(g2z_trainer *t, int m) {
   t->micro_step = m;
   t->pass = g2z__trainer_pass(t, m);
   t->pass.write = m == 0 || t->plan->by_unit ? G2Z_OVERWRITE : G2Z_ACCUMULATE;
-  t->pass.rows = t->plan->wte_rows && m == t->plan->accum - 1;
+  t->pass.keep_rows = t->plan->wte_rows && m == t->plan->accum - 1;
   t->device->ops->span_begin(t->device, G2Z_SPAN_FORWARD);
   return G2Z_OK;
 }
@@ -2195,9 +2205,9 @@ G2Z__PRIVATE g2z_status g2z__wait_gradients(g2z_trainer *t, int unit) {
   if (!first)
     G2Z_TRY(g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_REDUCED, plan->unit[earlier + 1].bucket - 1));
   const size_t written = unit == plan->wpe ? 0 : u->elements;
-  if (unit == plan->wte || written == u->room) return G2Z_OK; /* backward writes all of wte */
+  if (unit == plan->wte || written == u->padded) return G2Z_OK; /* backward writes all of wte */
   return t->device->ops->zero(t->device, g2z__grads_at(&t->model, u->grad_at + written),
-                              (u->room - written) * plan->grad_bytes);
+                              (u->padded - written) * plan->grad_bytes);
 }
 
 /* [C] Sums a bucket's gradients over the ranks on the communication stream, while backward
@@ -2217,7 +2227,7 @@ G2Z__PRIVATE g2z_status g2z__reduce_bucket(g2z_trainer *t, int bucket) {
     if (n > wte->elements - first) n = wte->elements - first;
     const float *from = (const float *)t->model.dwte + first;
     const g2z_call cast = g2z_call_of(G2Z_CALL_CAST, grads, from, n);
-    G2Z_TRY(t->pass.rows ? g2z_comm_submit(t->comm, &cast)
+    G2Z_TRY(t->pass.keep_rows ? g2z_comm_submit(t->comm, &cast)
                          : t->device->ops->cast_grad(t->device, grads, from, n));
   }
   g2z_call call = g2z_call_of(G2Z_CALL_REDUCE, g2z__sums_at(t, b->sum_at), grads, b->elements);
@@ -2253,10 +2263,10 @@ G2Z__PRIVATE g2z_status g2z__gather_rows(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   const size_t bytes = plan->tokens * (size_t)plan->model.channels * plan->dtype_bytes;
   const void *mine = g2z__dropped(&t->model, &t->pass);
-  t->rows = plan->world == 1 ? mine : t->model.logits;
+  t->gathered_rows = plan->world == 1 ? mine : t->model.logits;
   g2z__ranks_note(t->context->ranks, "rows", -1, bytes);
   G2Z_TRY(g2z__queue_after(t, 0));
-  g2z_call call = g2z_call_of(G2Z_CALL_ROWS, (void *)t->rows, mine, bytes);
+  g2z_call call = g2z_call_of(G2Z_CALL_ROWS, (void *)t->gathered_rows, mine, bytes);
   call.span = G2Z_SPAN_EMBEDDING_ROWS;
   G2Z_TRY(g2z_comm_submit(t->comm, &call));
   return g2z__queue(t, G2Z_CALL_MARK, G2Z__PLACE_ROWS, 0);
@@ -2298,8 +2308,8 @@ G2Z__PRIVATE g2z_status g2z__collect(g2z_trainer *t) {
   }
   if (plan->wte_rows) { /* add the rows to this rank's part of wte */
     G2Z_TRY(g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_ROWS, 0));
-    G2Z_TRY(ops->embed_add(t->device, t->sums, t->row_parts, t->row_part_count, t->rows, order,
-                           (int)plan->row_count, plan->model.channels));
+    G2Z_TRY(ops->embed_add(t->device, t->sums, t->row_parts, t->row_part_count, t->gathered_rows,
+                           order, (int)plan->row_count, plan->model.channels));
   }
   G2Z_TRY(g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_REDUCED, last));
   return g2z__square(t, last, plan->buckets);
@@ -2380,11 +2390,14 @@ G2Z__PRIVATE g2z_status g2z__optimize(g2z_trainer *t, int from, int to) {
   const g2z_bucket *first = &t->plan->bucket[from], *end = &t->plan->bucket[to];
   const g2z_ops *ops = t->device->ops;
   if (from == to) return G2Z_OK;
-  G2Z__SPAN(t->device, ADAMW, ops->adamw(t->device, &t->update, first->update, end->update));
-  if (first->muon_update < end->muon_update)
+  G2Z__SPAN(t->device, ADAMW,
+            ops->adamw(t->device, &t->update, first->first_update[G2Z_OPTIMIZER_ADAMW],
+                       end->first_update[G2Z_OPTIMIZER_ADAMW]));
+  const size_t begin = first->first_update[G2Z_OPTIMIZER_MUON];
+  if (begin < end->first_update[G2Z_OPTIMIZER_MUON])
     G2Z__SPAN(t->device, MUON,
-              ops->muon(t->device, t->model.logits + t->plan->u_begin, &t->update,
-                        first->muon_update, end->muon_update));
+              ops->muon(t->device, t->model.logits + t->plan->u_begin, &t->update, begin,
+                        end->first_update[G2Z_OPTIMIZER_MUON]));
   return G2Z_OK;
 }
 
@@ -2784,13 +2797,13 @@ G2Z_API g2z_status g2z_writer_put(g2z_writer *writer, const void *bytes, size_t 
 }
 
 G2Z_API g2z_status g2z_writer_printf(g2z_writer *writer, const char *format, ...) {
-  const size_t room = sizeof writer->buffer - writer->held;
+  const size_t space = sizeof writer->buffer - writer->held;
   va_list arguments;
   va_start(arguments, format);
-  int length = vsnprintf(writer->buffer + writer->held, room, format, arguments);
+  int length = vsnprintf(writer->buffer + writer->held, space, format, arguments);
   va_end(arguments);
   if (writer->error || length < 0) return g2z__writer_check(writer, length >= 0, "write");
-  if ((size_t)length < room) {
+  if ((size_t)length < space) {
     writer->held += (size_t)length;
     writer->written += (uint64_t)length;
     return G2Z_OK;
@@ -2933,6 +2946,70 @@ G2Z_API g2z_status g2z_is_there(g2z_services *services, const char *path, int *t
   if (*there || errno == ENOENT || errno == ENOTDIR) return G2Z_OK;
   return g2z_fail_file(services, errno, "find out whether there is", path);
 }
+
+/* ----- memory that the system allows ----- */
+
+#define G2Z__KERNEL_TEXT 4096 /* bytes that are read from a file in /proc or /sys */
+
+/* Reads the beginning of such a file; empty if it cannot be read. */
+G2Z__PRIVATE void g2z__kernel_text(const char *directory, const char *name,
+                                   char text[G2Z__KERNEL_TEXT]) {
+  g2z__file_path path;
+  snprintf(path.text, sizeof path.text, "%.4000s/%.99s", directory, name);
+  FILE *file = fopen(path.text, "re");
+  const size_t used = file ? fread(text, 1, G2Z__KERNEL_TEXT - 1, file) : 0;
+  if (file) fclose(file);
+  text[used] = 0;
+}
+
+/* The number after `key` in such a file; `none` if there is no number, as in "max". */
+G2Z__PRIVATE uint64_t g2z__kernel_number(const char *directory, const char *name, const char *key,
+                                         uint64_t none) {
+  char text[G2Z__KERNEL_TEXT], *end;
+  g2z__kernel_text(directory, name, text);
+  const char *at = strstr(text, key);
+  if (!at) return none;
+  at += strlen(key);
+  uint64_t number = strtoull(at, &end, 10);
+  return end > at ? number : none;
+}
+
+/* Lowers both numbers to the memory that the control groups of this process allow. File pages that
+ * the kernel reclaims first do not count as used. In a container the mount may be the group itself,
+ * and the path in /proc may be missing below it: a missing file sets no limit. `root` is empty
+ * except in tests. */
+G2Z__PRIVATE void g2z__cgroup_memory(const char *root, size_t *free_bytes, size_t *total_bytes) {
+  static const struct { const char *mount, *limit, *used, *cache; } versions[] = {
+      {"/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "\ntotal_inactive_file "},
+      {"", "memory.max", "memory.current", "\ninactive_file "}};
+  char text[G2Z__KERNEL_TEXT], directory[G2Z__KERNEL_TEXT];
+  g2z__kernel_text(root, "proc/self/cgroup", text);
+  for (char *line = text, *next; *line; line = next) { /* "4:memory:/PATH", "0::/PATH" */
+    next = line + strcspn(line, "\n");
+    if (*next) *next++ = 0;
+    const char *group = strstr(line, "::/"), *first = strstr(line, ":memory:/");
+    if (!group && !first) continue;
+    const int v = !first;
+    const size_t mount = (size_t)snprintf(directory, sizeof directory, "%.2000s/sys/fs/cgroup%s",
+                                          root, versions[v].mount);
+    const char *path = strchr(group ? group : first, '/');
+    if (mount + strlen(path) >= sizeof directory) continue;
+    strcpy(directory + mount, path);
+    for (char *end = directory; end; end = strrchr(directory + mount, '/')) {
+      if (end > directory) *end = 0;
+      uint64_t limit = g2z__kernel_number(directory, versions[v].limit, "", UINT64_MAX);
+      uint64_t used = g2z__kernel_number(directory, versions[v].used, "", 0);
+      uint64_t cache = g2z__kernel_number(directory, "memory.stat", versions[v].cache, 0);
+      used -= cache < used ? cache : used;
+      uint64_t left = limit > used ? limit - used : 0;
+      if (limit < *total_bytes) *total_bytes = (size_t)limit;
+      if (left < *free_bytes) *free_bytes = (size_t)left;
+    }
+  }
+}
+
+/* The sign of a NaN is meaningless; without this, logs show "-nan". */
+G2Z__PRIVATE double g2z__nan_unsigned(double value) { return isnan(value) ? NAN : value; }
 
 /* ===== >>i04 JSON ========================================================
  * In:  any bytes that should be JSON, or values to write. Out: values in place, or a text.
@@ -3249,8 +3326,6 @@ G2Z_API g2z_status g2z_json_close(g2z_json *json) {
   return json->status;
 }
 
-/* ----- writer ----- */
-
 /* RFC 3629 */
 G2Z_API size_t g2z_utf8_length(const unsigned char *at, const unsigned char *end) {
   unsigned char c = *at;
@@ -3265,6 +3340,8 @@ G2Z_API size_t g2z_utf8_length(const unsigned char *at, const unsigned char *end
   if ((c == 0xf0 && at[1] < 0x90) || (c == 0xf4 && at[1] > 0x8f)) return 0;
   return bytes;
 }
+
+/* ----- writer ----- */
 
 /* A command line may hold any bytes, but JSON must be UTF-8: invalid bytes become U+FFFD. */
 G2Z__PRIVATE void g2z__json_quote(g2z_writer *writer, const char *text) {
@@ -3376,22 +3453,6 @@ G2Z_API const char *g2z_dtype_text(g2z_dtype dtype) {
   return (size_t)dtype < G2Z_COUNT(texts) ? texts[dtype] : "?";
 }
 
-/* The value of an FP16 or BF16 number. */
-G2Z__PRIVATE float g2z__widen(g2z_dtype dtype, uint16_t half) {
-  uint32_t bits = (uint32_t)half << 16;
-  float value;
-  if (dtype == G2Z_FP16) {
-    uint32_t sign = (uint32_t)(half & 0x8000u) << 16, rest = half & 0x7fffu;
-    if (rest < 0x400u) { /* zero or subnormal: a multiple of 2^-24 */
-      value = (float)rest * 5.9604644775390625e-8f;
-      return sign ? -value : value;
-    }
-    bits = sign | (rest >= 0x7c00u ? (rest << 13) + 0x70000000u : (rest << 13) + 0x38000000u);
-  }
-  memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
 G2Z_API g2z_status g2z_model_config_named(g2z_services *services, const char *name,
                                           g2z_model_config *out) {
 #define X(known, L, NH, C)                               \
@@ -3458,7 +3519,7 @@ static const g2z_setting g2z__settings[] = {
 #undef NUMBER
 #undef CHOICE
 };
-enum { G2Z__SETTINGS = sizeof g2z__settings / sizeof *g2z__settings,
+enum { G2Z__SETTINGS = G2Z_COUNT(g2z__settings),
        G2Z__MODEL_SETTINGS = 5 }; /* the first rows */
 #define G2Z__SETTING_BYTES 32      /* of a value's text */
 
@@ -3628,6 +3689,18 @@ G2Z__PRIVATE g2z_status g2z__train_config_check(g2z_services *services,
   return G2Z_OK;
 }
 
+/* Refuses `what` if the hash of its vocabulary differs from the model's: ids would mean other
+ * texts. *known is the model's hash; 0 (unknown) becomes `hash`. */
+G2Z__PRIVATE g2z_status g2z__vocab_agree(g2z_services *services, uint64_t *known, uint64_t hash,
+                                         const char *what) {
+  if (*known && hash && *known != hash)
+    G2Z_REFUSE(services, "%.400s has another vocabulary (hash %016" PRIx64 ") than the model (hash "
+               "%016" PRIx64 "): prepare the text with the vocabulary of the model, ./prepare_data "
+               "--vocab FILE, or begin a new model", what, hash, *known);
+  if (hash) *known = hash;
+  return G2Z_OK;
+}
+
 /* ===== >>i06 plan ========================================================
  * In: a config, a device kind, a rank and the world size. Out: where everything lies, and sizes.
  * Law: pure functions. Only this room lays out buffers and shards. plan_bytes counts what room 14
@@ -3707,12 +3780,23 @@ G2Z__PRIVATE g2z_param_info g2z__param_describe(const g2z_model_config *model, g
   return params[param];
 }
 
+/* 1: an 8-bit product may read this weight. */
+G2Z__PRIVATE int g2z__narrow_can(const g2z_param_info *info) {
+  return info->unit == G2Z_UNIT_BLOCK && info->rank == 2;
+}
+
+G2Z__PRIVATE g2z_unit_kind g2z__unit_kind(const g2z_model_config *model, int unit) {
+  const int wpe = model->layers + 1;
+  return unit == 0 ? G2Z_UNIT_LNF : unit < wpe ? G2Z_UNIT_BLOCK
+         : unit == wpe ? G2Z_UNIT_WPE : G2Z_UNIT_WTE;
+}
+
 G2Z__PRIVATE size_t g2z__round_up(size_t count, size_t grain) {
   return (count + grain - 1) / grain * grain;
 }
 
 /* The number of `elements` that this rank owns. Linear, so it also holds for ranges of buckets. */
-G2Z__PRIVATE size_t g2z__plan_share(const g2z_plan *plan, size_t elements) {
+G2Z__PRIVATE size_t g2z__plan_owned(const g2z_plan *plan, size_t elements) {
   if (plan->owner == G2Z_OWNER_ROOT) return plan->rank == 0 ? elements : 0;
   return plan->owner == G2Z_OWNER_ALL ? elements : elements / (size_t)plan->world;
 }
@@ -3729,8 +3813,8 @@ G2Z__PRIVATE size_t g2z__plan_grain(const g2z_plan *plan) { return 8 * (size_t)p
 
 /* `elements`, or fewer if only fewer fit into `bytes`; in whole grains, at least one. */
 G2Z__PRIVATE size_t g2z__plan_at_most(const g2z_plan *plan, size_t elements, size_t bytes) {
-  size_t grain = g2z__plan_grain(plan), room = bytes / plan->grad_bytes / grain * grain;
-  return room < grain || elements < room ? elements : room;
+  size_t grain = g2z__plan_grain(plan), most = bytes / plan->grad_bytes / grain * grain;
+  return most < grain || elements < most ? elements : most;
 }
 
 /* Cuts the memory of units [first, next) into buckets, from its end, so that the odd size is the
@@ -3858,46 +3942,12 @@ G2Z__PRIVATE g2z_status g2z__plan_homes(g2z_plan *plan) {
   return G2Z_OK;
 }
 
-/* Fills in all buckets and their update ranges. */
-G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
-  G2Z_TRY(G2Z_NEW(plan->services, (size_t)plan->buckets + 1, &plan->bucket));
-  G2Z_TRY(G2Z_NEW(plan->services, g2z__plan_updates_limit(plan), &plan->update));
-  int count = 0, numbered = 0;
-  for (int first = 0, next; first < plan->units; first = next) {
-    next = g2z__plan_cut_end(plan, first);
-    count += g2z__plan_cut(plan, first, next, NULL);
-    g2z__plan_cut(plan, first, next, &plan->bucket[count]);
-  }
-  for (int k = 0; k < plan->buckets; k++) {
-    g2z_bucket *b = &plan->bucket[k];
-    b->unit = 0;
-    while (plan->unit[b->unit + 1].begin <= b->begin) b->unit++;
-    b->last_unit = b->unit;
-    while (plan->unit[b->last_unit + 1].begin < b->begin + b->elements) b->last_unit++;
-    const g2z_unit *unit = &plan->unit[b->unit];
-    b->param_at = unit->param_at + (b->begin - unit->begin);
-    b->grad_at = unit->grad_at + (b->begin - unit->begin);
-    /* Buckets tile the memory, and a rank owns the same part of each. */
-    b->own_elements = g2z__plan_share(plan, b->elements);
-    b->own_begin = b->begin;
-    if (plan->owner == G2Z_OWNER_SLICES) b->own_begin += (size_t)plan->rank * b->own_elements;
-    b->shard_at = g2z__plan_share(plan, b->begin);
-    b->sum_at = plan->by_unit ? b->shard_at : b->own_begin;
-    b->own_param_at = b->param_at + (b->own_begin - b->begin);
-    if (unit->gathered)
-      b->own_param_at = plan->slices_at + b->shard_at - g2z__plan_share(plan, plan->unit[1].begin);
-    for (; numbered <= b->last_unit; numbered++) plan->unit[numbered].bucket = k;
-  }
-  plan->unit[plan->units].bucket = plan->buckets;
-  plan->early = plan->muon_weights ? plan->unit[plan->wte].bucket
-                : plan->gathers ? plan->unit[plan->model.layers].bucket : 0;
-  plan->bucket[plan->buckets].begin = plan->elements;
-  G2Z_TRY(g2z__plan_homes(plan));
-
-  /* The update ranges of this rank's slices, parameter by parameter: first AdamW's, then Muon's. */
+/* Fills in the update ranges of this rank's slices, parameter by parameter: first AdamW's, then
+ * Muon's. */
+G2Z__PRIVATE void g2z__plan_updates(g2z_plan *plan) {
   size_t updates = 0, own = 0; /* own: Muon's elements so far */
-  for (int muon = 0; muon < 2; muon++, own = 0) {
-    const size_t pass = updates;
+  for (int kind = 0; kind < G2Z_OPTIMIZER_COUNT; kind++, own = 0) {
+    const size_t start = updates;
     for (int k = 0, w = 0; k < plan->buckets; k++) {
       g2z_bucket *b = &plan->bucket[k];
       const size_t first = updates, own_end = b->own_begin + b->own_elements;
@@ -3931,9 +3981,9 @@ G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
           range.v_at = 0;
           own += range.elements;
         }
-        if (is_muon != muon) continue;
+        if (kind != (is_muon ? G2Z_OPTIMIZER_MUON : G2Z_OPTIMIZER_ADAMW)) continue;
         g2z_update_range *last =
-            updates > (cut ? first : pass) ? &plan->update[updates - 1] : NULL;
+            updates > (cut ? first : start) ? &plan->update[updates - 1] : NULL;
         if (last && last->decay == range.decay &&
             last->own_param_at + last->elements == range.own_param_at &&
             last->shard_at + last->elements == range.shard_at &&
@@ -3941,13 +3991,49 @@ G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
           last->elements += range.elements;
         else plan->update[updates++] = range;
       }
-      *(muon ? &b->muon_update : &b->update) = first;
+      b->first_update[kind] = first;
     }
-    if (!muon) plan->muon_updates = updates;
+    plan->bucket[plan->buckets].first_update[kind] = plan->updates = updates;
+    if (kind < G2Z_OPTIMIZER_MUON) plan->muon_updates = updates;
   }
-  plan->updates = updates;
-  plan->bucket[plan->buckets].update = plan->muon_updates;
-  plan->bucket[plan->buckets].muon_update = updates;
+}
+
+/* Fills in all buckets and their update ranges. */
+G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
+  G2Z_TRY(G2Z_NEW(plan->services, (size_t)plan->buckets + 1, &plan->bucket));
+  G2Z_TRY(G2Z_NEW(plan->services, g2z__plan_updates_limit(plan), &plan->update));
+  int count = 0, numbered = 0;
+  for (int first = 0, next; first < plan->units; first = next) {
+    next = g2z__plan_cut_end(plan, first);
+    count += g2z__plan_cut(plan, first, next, NULL);
+    g2z__plan_cut(plan, first, next, &plan->bucket[count]);
+  }
+  for (int k = 0; k < plan->buckets; k++) {
+    g2z_bucket *b = &plan->bucket[k];
+    b->unit = 0;
+    while (plan->unit[b->unit + 1].begin <= b->begin) b->unit++;
+    b->last_unit = b->unit;
+    while (plan->unit[b->last_unit + 1].begin < b->begin + b->elements) b->last_unit++;
+    const g2z_unit *unit = &plan->unit[b->unit];
+    b->param_at = unit->param_at + (b->begin - unit->begin);
+    b->grad_at = unit->grad_at + (b->begin - unit->begin);
+    /* Buckets tile the memory, and a rank owns the same part of each. */
+    b->own_elements = g2z__plan_owned(plan, b->elements);
+    b->own_begin = b->begin;
+    if (plan->owner == G2Z_OWNER_SLICES) b->own_begin += (size_t)plan->rank * b->own_elements;
+    b->shard_at = g2z__plan_owned(plan, b->begin);
+    b->sum_at = plan->by_unit ? b->shard_at : b->own_begin;
+    b->own_param_at = b->param_at + (b->own_begin - b->begin);
+    if (unit->gathered)
+      b->own_param_at = plan->slices_at + b->shard_at - g2z__plan_owned(plan, plan->unit[1].begin);
+    for (; numbered <= b->last_unit; numbered++) plan->unit[numbered].bucket = k;
+  }
+  plan->unit[plan->units].bucket = plan->buckets;
+  plan->early = plan->muon_weights ? plan->unit[plan->wte].bucket
+                : plan->gathers ? plan->unit[plan->model.layers].bucket : 0;
+  plan->bucket[plan->buckets].begin = plan->elements;
+  G2Z_TRY(g2z__plan_homes(plan));
+  g2z__plan_updates(plan);
   return G2Z_OK;
 }
 
@@ -3967,16 +4053,18 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
   size_t Vp = (size_t)plan->vocab_padded;
   size_t *bytes = plan->bytes;
   bytes[G2Z_MEMORY_PARAMS] = g2z__align(plan->param_elements * plan->dtype_bytes);
-  /* A block's four weights in 8 bits, each once for forward and once for backward. Stage 3 has
-   * none: it would have to round a gathered block again in each pass. */
-  const size_t sides[4][2] = {{C, 3 * C}, {C, C}, {C, 4 * C}, {4 * C, C}};
+  /* The blocks' weights in 8 bits, each once for forward and once for backward. A gathered block
+   * has none: each pass would have to round it again. */
   const int kept = plan->fp8 >= G2Z_FP8_FORWARD && plan->device == G2Z_DEVICE_CUDA &&
-                   (plan->zero_stage < 3 || plan->world == 1);
+                   !plan->unit[1].gathered;
   plan->narrow_bytes = 0;
-  for (int i = 0; i < 4 && kept; i++)
-    for (int k = 0; k < 2; k++)
+  for (int p = 0; p < G2Z_PARAM_COUNT && kept; p++) {
+    const g2z_param_info w = g2z__param_describe(&plan->model, (g2z_param)p);
+    if (g2z__narrow_can(&w))
       plan->narrow_bytes += (size_t)plan->model.layers *
-                            g2z__align(sides[i][k] * G2Z_NARROW_ROW(sides[i][1 - k]));
+                            (g2z__align(w.rows * G2Z_NARROW_ROW(w.cols)) +
+                             g2z__align(w.cols * G2Z_NARROW_ROW(w.rows)));
+  }
   bytes[G2Z_MEMORY_PARAMS] += plan->narrow_bytes;
   bytes[G2Z_MEMORY_GRADS] = g2z__align(plan->grad_elements * plan->grad_bytes);
   if (plan->by_unit)
@@ -4101,36 +4189,35 @@ G2Z__PRIVATE g2z_status g2z__plan_lay_out(g2z_plan *plan, const g2z_train_config
   elements[G2Z_UNIT_WTE] = (size_t)plan->vocab_padded * C;
   for (int u = 0; u < plan->units; u++) {
     g2z_unit *unit = &plan->unit[u];
-    unit->kind = u == 0 ? G2Z_UNIT_LNF : u == plan->wpe ? G2Z_UNIT_WPE
-               : u == plan->wte ? G2Z_UNIT_WTE : G2Z_UNIT_BLOCK;
+    unit->kind = g2z__unit_kind(&plan->model, u);
     unit->gathered = plan->zero_stage >= 3 && plan->world > 1 && unit->kind == G2Z_UNIT_BLOCK;
     unit->elements = elements[unit->kind];
-    unit->room = g2z__round_up(unit->elements, grain);
+    unit->padded = g2z__round_up(unit->elements, grain);
     unit->canonical = canonical;
     unit->begin = u == plan->wte ? g2z__round_up(at, grain) : at;
-    at = unit->begin + (by_unit ? unit->room : unit->elements);
+    at = unit->begin + (by_unit ? unit->padded : unit->elements);
     canonical += unit->elements;
   }
   plan->elements = plan->unit[plan->units].begin = g2z__round_up(at, grain);
   plan->parameters = plan->unit[plan->wte].canonical + (size_t)plan->model.vocab * C;
-  plan->shard_elements = g2z__plan_share(plan, plan->elements);
+  plan->shard_elements = g2z__plan_owned(plan, plan->elements);
 
   /* Where the units lie in this rank's parameters and gradients. The two buffers of gathered blocks
    * lie between the final LayerNorm and wpe. */
   const g2z_unit *block = &plan->unit[1], *wpe = &plan->unit[plan->wpe];
   const g2z_unit *wte = &plan->unit[plan->wte];
-  const size_t largest = block->room > wpe->room ? block->room : wpe->room;
-  const size_t gone = block->gathered ? layers * block->room - 2 * block->room : 0;
+  const size_t largest = block->padded > wpe->padded ? block->padded : wpe->padded;
+  const size_t gone = block->gathered ? layers * block->padded - 2 * block->padded : 0;
   for (int u = 0; u < plan->units; u++) {
     g2z_unit *unit = &plan->unit[u];
     size_t buffer = (size_t)(u == plan->wte ? 2 : u % 2);
-    unit->param_at = unit->gathered ? block->begin + (size_t)(u % 2) * block->room
+    unit->param_at = unit->gathered ? block->begin + (size_t)(u % 2) * block->padded
                                     : unit->begin - (u > 0 ? gone : 0);
     unit->grad_at = by_unit ? buffer * largest : unit->begin;
   }
-  plan->grad_elements = by_unit ? wte->grad_at + wte->room : plan->elements;
+  plan->grad_elements = by_unit ? wte->grad_at + wte->padded : plan->elements;
   plan->param_elements = plan->slices_at = wte->param_at + plan->elements - wte->begin;
-  if (block->gathered) plan->param_elements += layers * block->room / (size_t)plan->world;
+  if (block->gathered) plan->param_elements += layers * block->padded / (size_t)plan->world;
 
   /* Buckets smaller than 64 MiB need more collectives, and each costs time to start. Larger buckets
    * leave more traffic for the end of the step, when no computation hides it. */
@@ -4891,18 +4978,6 @@ G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, c
   return status;
 }
 
-/* Refuses `what` if the hash of its vocabulary differs from the model's: ids would mean other
- * texts. *known is the model's hash; 0 (unknown) becomes `hash`. */
-G2Z__PRIVATE g2z_status g2z__vocab_agree(g2z_services *services, uint64_t *known, uint64_t hash,
-                                         const char *what) {
-  if (*known && hash && *known != hash)
-    G2Z_REFUSE(services, "%.400s has another vocabulary (hash %016" PRIx64 ") than the model (hash "
-               "%016" PRIx64 "): prepare the text with the vocabulary of the model, ./prepare_data "
-               "--vocab FILE, or begin a new model", what, hash, *known);
-  if (hash) *known = hash;
-  return G2Z_OK;
-}
-
 /* Opens and counts every shard once, so that a damaged one is found before training starts. */
 G2Z__PRIVATE g2z_status g2z__loader_build(g2z_loader *loader, const char *pattern) {
   const g2z_loader_config *config = &loader->config;
@@ -5167,6 +5242,20 @@ G2Z__PRIVATE float g2z__round(g2z_dtype dtype, float x) {
     case G2Z_DTYPE_COUNT: break;
   }
   return x;
+}
+
+/* The value of an FP16 or BF16 number. */
+G2Z__PRIVATE float g2z__widen(g2z_dtype dtype, uint16_t half) {
+  uint32_t bits = (uint32_t)half << 16;
+  if (dtype == G2Z_FP16) {
+    uint32_t sign = (uint32_t)(half & 0x8000u) << 16, rest = half & 0x7fffu;
+    if (rest < 0x400u) { /* zero or subnormal: a multiple of 2^-24 */
+      const float value = (float)rest * 5.9604644775390625e-8f;
+      return sign ? -value : value;
+    }
+    bits = sign | (rest >= 0x7c00u ? (rest << 13) + 0x70000000u : (rest << 13) + 0x38000000u);
+  }
+  return g2z__from_bits(bits);
 }
 
 /* ----- dropout ---------------------------------------------------------- */
@@ -5508,65 +5597,6 @@ G2Z_API g2z_status g2z_device_span_times(g2z_device *device, g2z_span_times out[
   return G2Z_OK;
 }
 
-#define G2Z__KERNEL_TEXT 4096 /* bytes that are read from a file in /proc or /sys */
-
-/* Reads the beginning of such a file; empty if it cannot be read. */
-G2Z__PRIVATE void g2z__kernel_text(const char *directory, const char *name,
-                                   char text[G2Z__KERNEL_TEXT]) {
-  g2z__file_path path;
-  snprintf(path.text, sizeof path.text, "%.4000s/%.99s", directory, name);
-  FILE *file = fopen(path.text, "re");
-  const size_t used = file ? fread(text, 1, G2Z__KERNEL_TEXT - 1, file) : 0;
-  if (file) fclose(file);
-  text[used] = 0;
-}
-
-/* The number after `key` in such a file; `none` if there is no number, as in "max". */
-G2Z__PRIVATE uint64_t g2z__kernel_number(const char *directory, const char *name, const char *key,
-                                         uint64_t none) {
-  char text[G2Z__KERNEL_TEXT], *end;
-  g2z__kernel_text(directory, name, text);
-  const char *at = strstr(text, key);
-  if (!at) return none;
-  at += strlen(key);
-  uint64_t number = strtoull(at, &end, 10);
-  return end > at ? number : none;
-}
-
-/* Lowers both numbers to the memory that the control groups of this process allow. File pages that
- * the kernel reclaims first do not count as used. In a container the mount may be the group itself,
- * and the path in /proc may be missing below it: a missing file sets no limit. `root` is empty
- * except in tests. */
-G2Z__PRIVATE void g2z__cgroup_memory(const char *root, size_t *free_bytes, size_t *total_bytes) {
-  static const struct { const char *mount, *limit, *used, *cache; } versions[] = {
-      {"/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "\ntotal_inactive_file "},
-      {"", "memory.max", "memory.current", "\ninactive_file "}};
-  char text[G2Z__KERNEL_TEXT], directory[G2Z__KERNEL_TEXT];
-  g2z__kernel_text(root, "proc/self/cgroup", text);
-  for (char *line = text, *next; *line; line = next) { /* "4:memory:/PATH", "0::/PATH" */
-    next = line + strcspn(line, "\n");
-    if (*next) *next++ = 0;
-    const char *group = strstr(line, "::/"), *first = strstr(line, ":memory:/");
-    if (!group && !first) continue;
-    const int v = !first;
-    const size_t mount = (size_t)snprintf(directory, sizeof directory, "%.2000s/sys/fs/cgroup%s",
-                                          root, versions[v].mount);
-    const char *path = strchr(group ? group : first, '/');
-    if (mount + strlen(path) >= sizeof directory) continue;
-    strcpy(directory + mount, path);
-    for (char *end = directory; end; end = strrchr(directory + mount, '/')) {
-      if (end > directory) *end = 0;
-      uint64_t limit = g2z__kernel_number(directory, versions[v].limit, "", UINT64_MAX);
-      uint64_t used = g2z__kernel_number(directory, versions[v].used, "", 0);
-      uint64_t cache = g2z__kernel_number(directory, "memory.stat", versions[v].cache, 0);
-      used -= cache < used ? cache : used;
-      uint64_t left = limit > used ? limit - used : 0;
-      if (limit < *total_bytes) *total_bytes = (size_t)limit;
-      if (left < *free_bytes) *free_bytes = (size_t)left;
-    }
-  }
-}
-
 G2Z_API g2z_status g2z_device_memory(g2z_services *services, g2z_device_kind kind,
                                      size_t *free_bytes, size_t *total_bytes) {
   *free_bytes = *total_bytes = 0;
@@ -5776,16 +5806,16 @@ G2Z__PRIVATE void g2z__cpu_multiply(const g2z__cpu_product *p) {
 
 /* ----- sums over tokens ------------------------------------------------- */
 
-#define G2Z__SHARE 64 /* columns of a task: four cache lines of each row */
+#define G2Z__COLUMNS 64 /* columns of a task: four cache lines of each row */
 
 /* out[C] = (or +=) the column sums of y[N,C]; x not NULL: of y * (x - mean) * rstd. */
 G2Z__PRIVATE void g2z__cpu_column_sums(g2z_dtype dtype, void *out, g2z_write mode, const void *y,
                                        const void *x, const float *mean, const float *rstd, int N,
                                        int C) {
   G2Z__PARALLEL(6.0 * N * C)
-  for (int c = 0; c < C; c += G2Z__SHARE) {
-    double sums[G2Z__SHARE] = {0};
-    int width = g2z__cpu_min(G2Z__SHARE, C - c); /* threads split channels */
+  for (int c = 0; c < C; c += G2Z__COLUMNS) {
+    double sums[G2Z__COLUMNS] = {0};
+    int width = g2z__cpu_min(G2Z__COLUMNS, C - c); /* threads split channels */
     for (int n = 0; n < N; n++) {
       size_t at = (size_t)n * (size_t)C + (size_t)c;
       const float *dy = (const float *)y + at, *from = x ? (const float *)x + at : NULL;
@@ -6721,7 +6751,7 @@ G2Z__PRIVATE int g2z__place_is_here(const char *address) {
 
 G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
   const g2z__launcher *launcher = g2z__launchers;
-  const g2z__launcher *end = launcher + sizeof g2z__launchers / sizeof *g2z__launchers;
+  const g2z__launcher *end = launcher + G2Z_COUNT(g2z__launchers);
   int tasks, nodes, parent, slurm = 0;
   const char *rank = NULL, *size = NULL;
   memset(out, 0, sizeof *out);
@@ -7926,7 +7956,7 @@ G2Z__PRIVATE g2z_status g2z__star_exchange(g2z_comm *comm, const g2z_call *c) {
     const int receiver = c->back ? route->owner : route->home;
     const char *from = (const char *)c->from + (c->back ? route->home_at : route->owner_at) * c->n;
     char *to = (char *)c->to + (c->back ? route->owner_at : route->home_at) * c->n;
-    const size_t bytes = route->elements * c->n, room = G2Z__CHUNK_FLOATS * sizeof(float);
+    const size_t bytes = route->elements * c->n, most = G2Z__CHUNK_FLOATS * sizeof(float);
     if (sender == receiver) {
       if (sender == comm->rank) memcpy(to, from, bytes);
     } else if (comm->rank == sender)
@@ -7935,7 +7965,7 @@ G2Z__PRIVATE g2z_status g2z__star_exchange(g2z_comm *comm, const g2z_call *c) {
       G2Z_TRY(g2z__ranks_receive(comm->ranks, receiver ? 0 : sender, to, bytes));
     else if (comm->rank == 0)
       for (size_t at = 0, part; at < bytes; at += part) {
-        part = bytes - at < room ? bytes - at : room;
+        part = bytes - at < most ? bytes - at : most;
         G2Z_TRY(g2z__ranks_receive(comm->ranks, sender, comm->chunk, part));
         G2Z_TRY(g2z__ranks_send(comm->ranks, receiver, comm->chunk, part));
       }
@@ -8309,7 +8339,7 @@ G2Z__PRIVATE g2z_status g2z__safetensors_add(g2z__safetensors *set, const char *
   if (length > G2Z__TENSOR_HEADER_MOST || length > bytes - 8) {
     char head[32] = "";
     g2z__pread(part->file, head, sizeof head - 1, 0);
-    for (size_t i = 0; i < sizeof g2z__tensor_others / sizeof *g2z__tensor_others; i++)
+    for (size_t i = 0; i < G2Z_COUNT(g2z__tensor_others); i++)
       if (strncmp(head, g2z__tensor_others[i].begin, strlen(g2z__tensor_others[i].begin)) == 0)
         return g2z_fail(services, G2Z_FORMAT, "%s is %s", path, g2z__tensor_others[i].what);
     return g2z_fail(services, G2Z_FORMAT,
@@ -8535,8 +8565,7 @@ G2Z__PRIVATE g2z_status g2z__weights_list(g2z_services *services, const g2z_mode
   const size_t most = (size_t)(layers + 1) * G2Z_PARAM_COUNT;
   G2Z_TRY(g2z_allocate(services, most, sizeof **list + name_bytes, list));
   for (int u = 0; u < layers + 3; u++) {
-    const g2z_unit_kind kind = u == 0 ? G2Z_UNIT_LNF : u <= layers ? G2Z_UNIT_BLOCK
-                             : u == layers + 1 ? G2Z_UNIT_WPE : G2Z_UNIT_WTE;
+    const g2z_unit_kind kind = g2z__unit_kind(model, u);
     for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
       const g2z_param_info info = g2z__param_describe(model, (g2z_param)p);
       if (info.unit != kind) continue;
@@ -8704,9 +8733,6 @@ G2Z_API g2z_status g2z_weights_config(g2z_services *services, const char *direct
 }
 
 /* ----- reading a model ----- */
-
-/* The sign of a NaN is meaningless; without this, logs show "-nan". */
-G2Z__PRIVATE double g2z__nan_unsigned(double value) { return isnan(value) ? NAN : value; }
 
 /* "[50257, 768]" */
 G2Z__PRIVATE const char *g2z__tensor_shape_text(const g2z__safetensor *tensor, char text[200]) {
@@ -9096,7 +9122,7 @@ G2Z__PRIVATE g2z_status g2z__unit_backward(const g2z_model *model, const g2z__pa
   int C = plan->model.channels, NH = plan->model.heads, N = pass->B * pass->T;
   if (kind == G2Z_UNIT_WPE) {
     g2z_dropout dropout = g2z__dropout_at(pass, 0, G2Z__SITE_EMBED);
-    return op->embed_bwd(dev, pass->rows ? NULL : (float *)model->dwte, G2Z__G(WPE),
+    return op->embed_bwd(dev, pass->keep_rows ? NULL : (float *)model->dwte, G2Z__G(WPE),
                          G2Z__A(DRES), pass->x, mode, &dropout, pass->B, pass->T, C);
   }
   if (kind != G2Z_UNIT_BLOCK) return G2Z_OK;
@@ -9143,7 +9169,7 @@ G2Z__PRIVATE g2z_status g2z__unit_backward_norm(const g2z_model *model, const g2
   g2z_dropout below = g2z__dropout_at(pass, layer - 1, G2Z__SITE_FCPROJ);
   void *bias = plan->unit[unit + 1].kind == G2Z_UNIT_BLOCK
                    ? g2z__grad(model, unit + 1, G2Z_FCPROJB) : NULL;
-  void *dropped = bias || pass->rows ? G2Z__A(LNF) : NULL; /* wpe: for gather_rows */
+  void *dropped = bias || pass->keep_rows ? G2Z__A(LNF) : NULL; /* wpe: for gather_rows */
   void *stream = g2z__residual(model, layer);
   if (final)
     return dev->ops->layernorm_bwd(dev, G2Z__A(DRES), dropped, G2Z__G(LNFW), G2Z__G(LNFB), bias,
@@ -9174,6 +9200,13 @@ enum { G2Z__EVENT_STAGED = 0, G2Z__EVENT_REPORT = 2 };
 /* Limit of consecutive skips at the smallest loss scale. A healthy run skips single steps. Earlier
  * skips, which lower the scale to that, do not count. */
 #define G2Z__SKIPS_AT_MINIMUM 50
+
+/* Returns the status. On a failure it first marks this rank as failed alone: no verdict can carry
+ * this failure to the other ranks. A stop is no failure, and all ranks receive it. */
+G2Z__PRIVATE g2z_status g2z__trainer_alone(g2z_trainer *t, g2z_status status) {
+  if (status != G2Z_OK && status != G2Z_STOPPED) g2z__ranks_alone(t->context->ranks);
+  return status;
+}
 
 /* ----- memory ------------------------------------------------------------- */
 
@@ -9219,14 +9252,14 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
       {&t->verdict.reported[1], sizeof(g2z_step_state), G2Z__HOST},
       {&t->ballot[0], sizeof t->voted, G2Z__HOST},
       {&t->ballot[1], sizeof t->voted, G2Z__HOST}};
-  for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
+  for (size_t i = 0; i < G2Z_COUNT(wanted); i++)
     if (wanted[i].pointer)
       G2Z_TRY(g2z__trainer_hold(t, wanted[i].where, wanted[i].bytes, wanted[i].pointer));
   model->targets = model->tokens + tokens;
   if (!plan->by_unit) t->sums = model->grads;
   if (!own_dwte) model->dwte = g2z__grad(model, plan->wte, G2Z_WTE);
   t->verdict.world = plan->world;
-  t->verdict.owners = plan->zero_stage == 0 ? 1 : plan->world; /* in strategy dp: rank 0 */
+  t->verdict.owners = plan->owner == G2Z_OWNER_SLICES ? plan->world : 1;
   /* Tables in host memory: scratch for g2z__square, and this rank's parts of wte. */
   const g2z_unit *wte = &plan->unit[plan->wte];
   G2Z_TRY(G2Z_NEW(t->services, (size_t)plan->buckets, &t->pieces));
@@ -9445,7 +9478,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_first(g2z_trainer *t) {
   const g2z_ops *ops = t->device->ops;
   const g2z_model_config *model = &t->plan->model;
   const char *from = t->config.init_from;
-  const int C = model->channels, L = model->layers;
+  const int L = model->layers;
   g2z_update update = {t->model.params, t->master, t->m, t->v,
                        t->sums, t->ranges, t->plan->update, &t->config.optimizer, t->state};
   g2z_step_state first;
@@ -9459,28 +9492,24 @@ G2Z__PRIVATE g2z_status g2z__trainer_first(g2z_trainer *t) {
   G2Z_TRY(ops->upload(t->device, t->state, &first, sizeof first));
   G2Z_TRY(ops->synchronize(t->device));
   /* The blocks' weights, and the addresses of their 8-bit copies. */
-  const struct { g2z_param param; int K, O, backward; } weights[] = {
-      {G2Z_QKVW, C, 3 * C, 1}, {G2Z_ATTPROJW, C, C, 0}, {G2Z_FCW, C, 4 * C, 1},
-      {G2Z_FCPROJW, 4 * C, C, 1}};
-  const int narrow_count = t->plan->narrow_bytes ? 4 * L : 0;
   uint8_t *at = t->narrow_at;
-  if (narrow_count) G2Z_TRY(G2Z_NEW(t->services, (size_t)narrow_count, &t->narrow));
-  for (int i = 0; i < narrow_count; i++) {
-    const int K = weights[i % 4].K, O = weights[i % 4].O;
-    const int backward = weights[i % 4].backward && t->config.fp8 >= G2Z_FP8_ALL;
-    uint8_t *rows = at + g2z__align((size_t)O * G2Z_NARROW_ROW(K));
-    const g2z_narrow_weight one = {
-        g2z__parameter(&t->model, L - i / 4, weights[i % 4].param),
-        at, backward ? rows : NULL, K, O};
-    t->narrow[i] = one;
-    at = rows + g2z__align((size_t)K * G2Z_NARROW_ROW(O));
+  if (at) G2Z_TRY(G2Z_NEW(t->services, (size_t)(4 * L), &t->narrow));
+  for (int i = 0; at && i < L * G2Z_PARAM_COUNT; i++) {
+    const g2z_param param = (g2z_param)(i % G2Z_PARAM_COUNT);
+    const g2z_param_info w = g2z__param_describe(model, param);
+    const int backward = param != G2Z_ATTPROJW && t->config.fp8 >= G2Z_FP8_ALL;
+    if (!g2z__narrow_can(&w)) continue;
+    uint8_t *rows = at + g2z__align(w.cols * G2Z_NARROW_ROW(w.rows));
+    const g2z_narrow_weight one = {g2z__parameter(&t->model, L - i / G2Z_PARAM_COUNT, param), at,
+                                   backward ? rows : NULL, (int)w.rows, (int)w.cols};
+    t->narrow[t->device->narrow_count++] = one;
+    at = rows + g2z__align(w.rows * G2Z_NARROW_ROW(w.cols));
   }
   t->device->narrow = t->narrow;
-  t->device->narrow_count = narrow_count;
   if (!from) return g2z__trainer_init(t);
   /* Weights from files. The reader checks shapes; only config.json has the number of heads. */
   G2Z_TRY(g2z_weights_config(t->services, from, &saved));
-  if (saved.channels == C && saved.heads != model->heads)
+  if (saved.channels == model->channels && saved.heads != model->heads)
     G2Z_REFUSE(t->services, "heads=%d, but the weights in %s were trained with %d (n_head of its "
                "config.json): take heads=%d", model->heads, from, saved.heads, saved.heads);
   G2Z_TRY(g2z__vocab_agree(t->services, &t->plan->model.vocab_hash, saved.vocab_hash, from));
@@ -9585,13 +9614,6 @@ G2Z_API g2z_status g2z_trainer_write_tuning(g2z_trainer *t, const char *path) {
   return status;
 }
 
-/* Returns the status. On a failure it first marks this rank as failed alone: no verdict can carry
- * this failure to the other ranks. A stop is no failure, and all ranks receive it. */
-G2Z__PRIVATE g2z_status g2z__trainer_alone(g2z_trainer *t, g2z_status status) {
-  if (status != G2Z_OK && status != G2Z_STOPPED) g2z__ranks_alone(t->context->ranks);
-  return status;
-}
-
 /* Runs forward and backward, so that the matrix products of these shapes are timed: once
  * overwriting gradients and, if a step has several micro-steps, once adding to them; then
  * validation's forward, without 8-bit products. Uses the tokens and parameters on the device. */
@@ -9600,7 +9622,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
     t->micro_step = again; /* micro-step 0 makes the weights' 8-bit copies */
     t->pass = g2z__trainer_pass(t, 0);
     t->pass.write = again ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
-    t->pass.rows = t->plan->wte_rows;
+    t->pass.keep_rows = t->plan->wte_rows;
     for (int unit = t->plan->wte; unit >= 0; unit--) G2Z_TRY(g2z__forward(t, unit));
     G2Z_TRY(g2z__head_loss(&t->model, &t->pass, t->model.sum, 1, t->state));
     for (int unit = 0; unit <= t->plan->wte; unit++) {
@@ -10002,8 +10024,8 @@ G2Z__PRIVATE g2z_status g2z__model_may_go_on(const g2z_model *m, const char *pha
 /* The longest sequence that fits both wpe and a trainer's activations. */
 G2Z__PRIVATE int g2z__model_longest(const g2z_model *m) {
   const int context = m->config.context;
-  const int room = m->trainer ? (int)m->plan->tokens : context;
-  return context < room ? context : room;
+  const int most = m->trainer ? (int)m->plan->tokens : context;
+  return context < most ? context : most;
 }
 
 G2Z__PRIVATE g2z_status g2z__model_check(const g2z_model *m, const int32_t *tokens, int B, int T) {
@@ -10170,8 +10192,8 @@ typedef struct g2z__continued {
   g2z_model *model;
   const g2z_sampling *sampling;
   int count, window, stop;
-  int32_t *ids;                /* [count][room] */
-  size_t room, *lengths;
+  int32_t *ids;                /* [count][capacity] */
+  size_t capacity, *lengths;
   int32_t *next, *positions;   /* [count]: the last token drawn, and its position */
   int32_t *drawn;              /* [count]: number of tokens drawn */
   int32_t *going;              /* [count]: 0: the sequence has ended */
@@ -10200,7 +10222,7 @@ G2Z__PRIVATE g2z_status g2z__prefill(g2z__continued *g, int i) {
   const int C = m->config.channels, V = m->config.vocab;
   if (g->positions[i] == g->window) g->positions[i] = g->window / 2;
   const size_t kept = (size_t)g->positions[i] + 1; /* the draw increments the position */
-  const int32_t *from = g->ids + (size_t)i * g->room + (g->lengths[i] - kept);
+  const int32_t *from = g->ids + (size_t)i * g->capacity + (g->lengths[i] - kept);
   g2z__pass pass;
   memset(&pass, 0, sizeof pass);
   G2Z_TRY(g2z__model_may_go_on(m, "sample"));
@@ -10261,10 +10283,10 @@ G2Z__PRIVATE g2z_status g2z__continue(g2z__continued *g, g2z_each_token each, vo
                         dev->dtype == G2Z_FP16 ? "dtype bf16 or fp32" : "earlier weights");
     for (int i = 0; i < g->count; i++) { /* append the drawn tokens */
       if (!g->going[i]) continue;
-      const int32_t id = g->ids[(size_t)i * g->room + g->lengths[i]++] = g->next[i];
+      const int32_t id = g->ids[(size_t)i * g->capacity + g->lengths[i]++] = g->next[i];
       g->drawn[i]++;
       int ended = each && each(user, i, id);
-      g->going[i] = !ended && id != g->stop && g->lengths[i] < g->room;
+      g->going[i] = !ended && id != g->stop && g->lengths[i] < g->capacity;
       going |= g->going[i];
       ahead |= cached && g->going[i] && g->positions[i] < g->window;
     }
@@ -10284,7 +10306,7 @@ G2Z__PRIVATE g2z_status g2z__continue(g2z__continued *g, g2z_each_token each, vo
   }
 }
 
-G2Z_API g2z_status g2z_model_generate(g2z_model *m, int count, int32_t *ids, size_t room,
+G2Z_API g2z_status g2z_model_generate(g2z_model *m, int count, int32_t *ids, size_t capacity,
                                       size_t *lengths, const g2z_sampling *sampling, int stop,
                                       g2z_each_token each, void *user) {
   const size_t V = (size_t)m->config.vocab;
@@ -10295,10 +10317,10 @@ G2Z_API g2z_status g2z_model_generate(g2z_model *m, int count, int32_t *ids, siz
   G2Z_TRY(g2z_sampling_check(m->services, sampling));
   G2Z_TRY(g2z_check_range(m->services, "count", count, 1, UINT16_MAX));
   for (int i = 0; i < count; i++) {
-    if (!lengths[i] || lengths[i] > room)
+    if (!lengths[i] || lengths[i] > capacity)
       G2Z_REFUSE(m->services, "sequence %d has %zu tokens, and must have 1 to %zu: begin with the "
-                 "end-of-text token", i, lengths[i], room);
-    G2Z_TRY(g2z__check_ids(m->services, "token", ids + (size_t)i * room, lengths[i], 0,
+                 "end-of-text token", i, lengths[i], capacity);
+    G2Z_TRY(g2z__check_ids(m->services, "token", ids + (size_t)i * capacity, lengths[i], 0,
                            m->config.vocab));
   }
   g.model = m;
@@ -10306,16 +10328,16 @@ G2Z_API g2z_status g2z_model_generate(g2z_model *m, int count, int32_t *ids, siz
   g.count = count;
   g.stop = stop;
   g.ids = ids;
-  g.room = room;
+  g.capacity = capacity;
   g.lengths = lengths;
   g.window = g2z__model_longest(m);
-  if (room < (size_t)g.window) g.window = (int)room;
+  if (capacity < (size_t)g.window) g.window = (int)capacity;
   G2Z_TRY(G2Z_NEW(m->services, 4 * (size_t)count, &g.next));
   g.positions = g.next + count;
   g.drawn = g.positions + count;
   g.going = g.drawn + count;
   for (int i = 0; i < count; i++) {
-    g.going[i] = lengths[i] < room;
+    g.going[i] = lengths[i] < capacity;
     g.positions[i] = lengths[i] <= (size_t)g.window ? (int32_t)lengths[i] - 1 : g.window;
   }
   /* One pass runs either one sequence of at most `window` tokens or one token per sequence. */
