@@ -413,21 +413,6 @@ static int g2zx_knows(const g2z_summary *summary, int number) {
   return 0;
 }
 
-/* A byte that is not UTF-8, such as half of a cut character, becomes "?". U+FFFD would take three
- * bytes, for which the reader's buffer may be too small. */
-static void g2zx_put_text(g2z_json_out *out, const char *key, const char *text) {
-  char copy[1024];
-  int bytes = snprintf(copy, sizeof copy, "%s", text);
-  const unsigned char *end = (const unsigned char *)copy + bytes;
-  G2Z_ASSERT(bytes < (int)sizeof copy);
-  for (unsigned char *at = (unsigned char *)copy; at < end;) {
-    size_t length = g2z_utf8_length(at, end);
-    if (length == 0) *at = '?';
-    at += length ? length : 1;
-  }
-  g2z_json_put_string(out, key, copy);
-}
-
 /* The texts of a summary, with their names in files. */
 #define G2ZX_SUMMARY_TEXTS(X)          \
   X(experiment, "experiment")          \
@@ -441,17 +426,16 @@ static void g2zx_put_summary(void *user, g2z_json_out *out) {
   const g2z_summary *summary = (const g2z_summary *)user;
   char name[64];
   g2z_json_put_string(out, "format", G2ZX_FORMAT);
-#define X(member, name) g2zx_put_text(out, name, summary->member);
+#define X(member, name) g2z_json_put_string(out, name, summary->member);
   G2ZX_SUMMARY_TEXTS(X)
 #undef X
   g2z_json_begin(out, "points", '[');
   for (const g2z_point *p = summary->points; p < summary->points + summary->count; p++) {
     g2z_json_begin(out, NULL, '{');
-    g2zx_put_text(out, "name", p->name);
-    g2zx_put_text(out, "series", p->series);
+    g2z_json_put_string(out, "name", p->name);
+    g2z_json_put_string(out, "series", p->series);
     g2z_json_put_string(out, "outcome", g2zx_outcomes[p->outcome]);
-    if (p->reason[0]) g2zx_put_text(out, "reason", p->reason);
-    else g2z_json_put_string(out, "reason", NULL);
+    g2z_json_put_string(out, "reason", p->reason[0] ? p->reason : NULL);
     g2z_json_begin(out, "runs", '[');
     for (int r = 0; r < p->repeats; r++) {
       snprintf(name, sizeof name, "run_%s_%d", summary->experiment, p->runs[r]);
@@ -470,18 +454,6 @@ G2Z_API g2z_status g2z_summary_write(const g2z_summary *summary, const char *pat
   return g2z_json_write(summary->services, path, g2zx_put_summary, (void *)summary);
 }
 
-/* Copies the text at `at`, which must fit into `room` bytes; no text or null becomes "". */
-static g2z_status g2zx_get_text(const g2z_object *from, const char *at, char *out, size_t room) {
-  char *text;
-  G2Z_TRY(g2z_object_text(from, at, &text));
-  const size_t bytes = text ? strlen(text) : 0;
-  if (bytes < room) memcpy(out, text ? text : "", bytes + 1);
-  g2z_release(from->services, text);
-  if (bytes < room) return G2Z_OK;
-  return g2z_fail(from->services, G2Z_FORMAT, "%.400s: \"%s\" has %zu bytes, at most %zu are "
-                  "allowed", from->path, at, bytes, room - 1);
-}
-
 /* Reads the summary from a file's object. */
 static g2z_status g2zx_get_summary(const g2z_object *from, g2z_summary *summary) {
   g2z_services *services = summary->services;
@@ -489,13 +461,12 @@ static g2z_status g2zx_get_summary(const g2z_object *from, g2z_summary *summary)
   g2z_object object, run;
   g2z_point *point;
   char word[64];
-  G2Z_TRY(g2zx_get_text(from, "format", word, sizeof word));
+  g2z_object_copy(from, "format", word, sizeof word);
   if (strcmp(word, G2ZX_FORMAT) != 0)
     return g2z_fail(services, G2Z_FORMAT, "%.400s has the format \"%s\", but only \"%s\" can be "
                     "read: name a file or directory that bench wrote", from->path, word,
                     G2ZX_FORMAT);
-#define X(member, name) \
-  G2Z_TRY(g2zx_get_text(from, name, summary->member, sizeof summary->member));
+#define X(member, name) g2z_object_copy(from, name, summary->member, sizeof summary->member);
   G2ZX_SUMMARY_TEXTS(X)
 #undef X
   if (!g2zx_row_named(summary->experiment))
@@ -505,10 +476,10 @@ static g2z_status g2zx_get_summary(const g2z_object *from, g2z_summary *summary)
        more && g2z_object_next(from, &points, &object);) {
     int outcome = 0;
     G2Z_TRY(g2z_summary_add(summary, &point));
-    G2Z_TRY(g2zx_get_text(&object, "name", point->name, sizeof point->name));
-    G2Z_TRY(g2zx_get_text(&object, "series", point->series, sizeof point->series));
-    G2Z_TRY(g2zx_get_text(&object, "reason", point->reason, sizeof point->reason));
-    G2Z_TRY(g2zx_get_text(&object, "outcome", word, 16));
+    g2z_object_copy(&object, "name", point->name, sizeof point->name);
+    g2z_object_copy(&object, "series", point->series, sizeof point->series);
+    g2z_object_copy(&object, "reason", point->reason, sizeof point->reason);
+    g2z_object_copy(&object, "outcome", word, sizeof word);
     while (outcome < G2Z_OUTCOME_COUNT && strcmp(word, g2zx_outcomes[outcome]) != 0) outcome++;
     if (outcome == G2Z_OUTCOME_COUNT || !point->name[0])
       return g2z_fail(services, G2Z_FORMAT, "%.400s: the point \"%s\" needs a name and an outcome: "
@@ -524,7 +495,7 @@ static g2z_status g2zx_get_summary(const g2z_object *from, g2z_summary *summary)
     }
     for (int has = g2z_object_list(&object, "runs", &runs);
          has && g2z_object_next(&object, &runs, &run);) {
-      G2Z_TRY(g2zx_get_text(&run, "", word, sizeof word));
+      g2z_object_copy(&run, "", word, sizeof word);
       const char *number = strrchr(word, '_');
       if (strncmp(word, "run_", 4) != 0 || !number || point->repeats == G2Z_REPEATS)
         return g2z_fail(services, G2Z_FORMAT, "%.400s: the runs of the point \"%s\" are at most %d "
@@ -930,7 +901,7 @@ G2Z_API g2z_status g2z_stopwatch_ranks(g2z_context *context, g2z_stopwatch *w) {
 static g2z_status g2zx_new_summary(g2z_services *services, const g2z_bench *o,
                                    const char *experiment, g2z_summary **out) {
   G2Z_TRY(g2z_summary_create(services, experiment, out));
-  snprintf((*out)->command_line, sizeof (*out)->command_line, "%s", o->command_line);
+  snprintf((*out)->command_line, sizeof (*out)->command_line, "%.1000s", o->command_line);
   snprintf((*out)->commit, sizeof (*out)->commit, "%s", o->commit ? o->commit : "unknown");
   return G2Z_OK;
 }
@@ -1329,7 +1300,7 @@ static g2z_status g2zx_check_job(const g2zx_experiment *e, int stage, g2zx_job *
 
 static void g2zx_give_up(g2z_point *p, g2z_outcome outcome, const char *reason) {
   p->outcome = outcome;
-  snprintf(p->reason, sizeof p->reason, "%.390s", reason);
+  snprintf(p->reason, sizeof p->reason, "%.390s", reason); /* a cut character may grow in JSON */
 }
 
 /* Appends a part to a name, after a comma. */

@@ -201,8 +201,8 @@ G2Z_API void g2z_object_free(g2z_object *object);
 G2Z_API int g2z_object_at(const g2z_object *object, const char *at, g2z_json *json);
 /* NaN: there is no number at `at`. */
 G2Z_API double g2z_object_number(const g2z_object *object, const char *at);
-/* *out: the text at `at`, freed with g2z_release; NULL: there is none. */
-G2Z_API g2z_status g2z_object_text(const g2z_object *object, const char *at, char **out);
+/* Copies the text at `at`. "": there is none, or it does not fit. */
+G2Z_API void g2z_object_copy(const g2z_object *object, const char *at, char *out, size_t room);
 /* 1: *json is inside the array at `at`, before its first element. */
 G2Z_API int g2z_object_list(const g2z_object *object, const char *at, g2z_json *json);
 /* 1: *element is the array's next element, cut out so that reading its members does not scan
@@ -312,7 +312,6 @@ struct g2z_page {
   g2z_writer *writer;
   int open;
   int columns, cell;                 /* of the open table; cell: cells put so far */
-  int tables;                        /* begun so far */
   int no_memory;                     /* 1: memory ran out, so a text is missing */
 };
 
@@ -335,8 +334,7 @@ static const char g2zp_page_style[] =
     "dl,.charts{display:grid;gap:12px;margin:1rem 0}\n"
     "dl{grid-template-columns:repeat(auto-fill,minmax(min(100%,15rem),1fr));gap:10px 24px}\n"
     "dt{color:var(--soft);font-size:.8rem}dd{margin:0}\n"
-    ".long{grid-column:1/-1;order:1}.long span{display:inline-block}\n"
-    ".long dd{font:.87rem/1.5 ui-monospace,monospace}\n"
+    ".long{grid-column:1/-1;order:1}.long dd{font:.87rem/1.5 ui-monospace,monospace}\n"
     ".charts{grid-template-columns:repeat(auto-fill,minmax(min(100%,400px),1fr))}\n"
     "figure{margin:0;padding:14px 14px 8px;background:var(--card);border:1px solid var(--line);"
     "border-radius:8px;break-inside:avoid}\n"
@@ -353,7 +351,6 @@ static const char g2zp_page_style[] =
     "svg .series{fill:none;stroke:var(--c);stroke-width:1.7;stroke-linejoin:round;"
     "stroke-linecap:round}\n"
     "svg .many{stroke-width:1.1}svg .faint{opacity:.35}\n"
-    "svg .here{fill:transparent}svg .here:hover{fill:var(--soft);opacity:.25}\n"
     "svg .dash{stroke-dasharray:5 5;stroke-width:1.4}\n"
     "svg .bar{fill:var(--c)}svg .dot{fill:var(--c);stroke:var(--card);stroke-width:1.2}\n"
     "svg .whisker{stroke:var(--text);stroke-width:1.2;fill:none;opacity:.65}\n"
@@ -364,10 +361,6 @@ static const char g2zp_page_style[] =
     "th{font-weight:600;color:var(--soft);font-size:.85rem}\n"
     "th:first-child,td:first-child{text-align:left}\n"
     "td:first-child{overflow-wrap:anywhere;min-width:12ch}\n"
-    "@media screen and (max-width:640px){thead{display:none}" /* a row becomes a list */
-    "table,tbody,tr{display:block}tr{padding:.4rem 0;border-bottom:1px solid var(--line)}"
-    "td{display:flex;justify-content:space-between;gap:1em;border:0;padding:.1rem 0}"
-    "td::before{color:var(--soft)}td:first-child{font-weight:600}}\n"
     "@media (max-width:480px){svg text{font-size:14px}dl{grid-template-columns:1fr 1fr}}\n"
     "@media print{:root{color-scheme:light;font-size:11px;--page:#fff;--card:#fff;--line:#bbb;"
     "--grid:#e4e4e4;--text:#000;--soft:#444}body{max-width:none;padding:0;font-size:11px}"
@@ -471,16 +464,10 @@ G2Z_API void g2z_page_text(g2z_page *page, const char *format, ...) {
 
 G2Z_API void g2z_page_fact(g2z_page *page, const char *name, const char *format, ...) {
   G2ZP_FORMAT(page, format, text);
-  int is_long = text && strlen(text) > 60;
+  const int is_long = text && strlen(text) > 60;
   g2zp_page_open(page, G2ZP_PAGE_FACTS);
   g2zp_element(page->writer, is_long ? "<div class=long><dt>" : "<div><dt>", name, "</dt><dd>");
-  for (char *at = text; is_long && *at;) { /* a line breaks between words, never inside "--steps" */
-    char *end = at + strcspn(at, " "), space = *end;
-    *end = 0;
-    g2zp_element(page->writer, "<span>", at, space ? "</span> " : "</span>");
-    at = end + (space != 0);
-  }
-  g2zp_element(page->writer, "", is_long || !text ? "" : text, "</dd></div>\n");
+  g2zp_element(page->writer, "", text ? text : "", "</dd></div>\n");
   g2z_release(page->services, text);
 }
 
@@ -489,14 +476,7 @@ G2Z_API void g2z_page_table(g2z_page *page, int columns, const char *const *head
   g2zp_page_open(page, G2ZP_PAGE_TABLE);
   page->columns = columns;
   page->cell = 0;
-  page->tables++; /* on a narrow page each cell repeats its header, which is never user text */
-  g2z_writer_printf(page->writer, "<style>@media screen and (max-width:640px){");
-  for (int i = 1; i < columns; i++) {
-    g2z_writer_printf(page->writer, "[id=t%d] td:nth-child(%d)", page->tables, i + 1);
-    g2zp_element(page->writer, "::before{content:'", headers[i], "'}");
-  }
-  g2z_writer_printf(page->writer, "}</style>\n<div class=scroll><table id=t%d><thead><tr>",
-                    page->tables);
+  g2z_writer_printf(page->writer, "<div class=scroll><table><thead><tr>");
   for (int i = 0; i < columns; i++) g2zp_element(page->writer, "<th>", headers[i], "");
   g2z_writer_printf(page->writer, "</tr></thead><tbody>\n");
 }
@@ -702,17 +682,11 @@ static void g2zp_page_number(g2z_page *page, const char *name, double value) {
   g2z_page_fact(page, name, "%s", g2zp_number_text(text, NULL, value));
 }
 
-/* Draws the series as lines and points, then transparent columns over them. When the pointer is on
- * a column, the page shows the values of all series there. A long series is cut into stretches, and
- * the minimum and the maximum of each stretch are drawn, in the order in which they occur. A single
- * point between two gaps is drawn as a line of length 0: its round ends make a dot. */
+/* Draws the series as lines and points. A long series is cut into stretches, and the minimum and
+ * the maximum of each stretch are drawn, in the order in which they occur. A single point between
+ * two gaps is drawn as a line of length 0: its round ends make a dot. */
 static void g2zp_chart_lines(g2z_writer *writer, const g2z_chart *chart, const g2zp_scale *x,
                              const g2zp_scale *y) {
-  enum { COLUMNS = 120 };
-  size_t at[G2Z_CHART_SERIES][COLUMNS]; /* 1 + the index of the column's last point; 0: none */
-  const double wide = (x->to - x->from) / COLUMNS;
-  char text[G2ZP_CELL];
-  memset(at, 0, sizeof at);
   for (int s = 0; s < chart->series_count; s++) {
     const g2z_series *series = &chart->series[s];
     const size_t count = series->count, half = G2Z_CHART_POINTS / 2;
@@ -728,15 +702,12 @@ static void g2zp_chart_lines(g2z_writer *writer, const g2z_chart *chart, const g
       int gap = 0;
       for (size_t i = begin; i < end; i++) {
         const double value = series->y[i];
-        const double column = (g2zp_scale_at(x, series->x[i]) - x->from) / wide;
-        if (isnan(column + g2zp_scale_at(y, value))) {
+        if (isnan(g2zp_scale_at(x, series->x[i]) + g2zp_scale_at(y, value))) {
           gap = 1;
           continue;
         }
         if (least == end || value < series->y[least]) least = i;
         if (most == end || value > series->y[most]) most = i;
-        if (column >= 0 && column <= COLUMNS)
-          at[s][column < COLUMNS ? (int)column : COLUMNS - 1] = i + 1;
       }
       const size_t point[2] = {least < most ? least : most, least < most ? most : least};
       for (int i = least == end ? 2 : least == most; i < 2; i++, drawn++)
@@ -753,23 +724,6 @@ static void g2zp_chart_lines(g2z_writer *writer, const g2z_chart *chart, const g
         g2z_writer_printf(writer, "<circle class=dot style=\"--c:var(--s%d)\" r=3.5 cx=\"%s\" "
                           "cy=\"%s\"/>\n", s, G2ZP_AT(across), G2ZP_AT(up));
     }
-  }
-  for (int c = 0; c < COLUMNS; c++) {
-    int values = 0;
-    for (int s = 0; s < chart->series_count; s++) {
-      const g2z_series *series = &chart->series[s];
-      if (!at[s][c]) continue;
-      if (!values++) {
-        g2z_writer_printf(writer, "<rect class=here x=\"%s\" y=\"%s\" width=\"%s\" height=\"%s\">",
-                          G2ZP_AT(x->from + c * wide), G2ZP_AT(y->to), G2ZP_AT(wide),
-                          G2ZP_AT(y->from - y->to));
-        g2zp_element(writer, "<title>", chart->x_name ? chart->x_name : "", " ");
-        g2zp_element(writer, "", g2zp_number_text(text, NULL, series->x[at[s][c] - 1]), "");
-      }
-      g2zp_element(writer, "\n", series->name, ": ");
-      g2zp_element(writer, "", g2zp_number_text(text, NULL, series->y[at[s][c] - 1]), "");
-    }
-    if (values) g2z_writer_printf(writer, "</title></rect>\n");
   }
 }
 
@@ -1048,27 +1002,23 @@ G2Z_API int g2z_object_next(const g2z_object *object, g2z_json *json, g2z_object
   return 1;
 }
 
-G2Z_API g2z_status g2z_object_text(const g2z_object *object, const char *at, char **out) {
+G2Z_API void g2z_object_copy(const g2z_object *object, const char *at, char *out, size_t room) {
   g2z_json json;
-  *out = NULL;
-  if (!g2z_object_at(object, at, &json) || g2z_json_peek(&json) != '"') return G2Z_OK;
-  g2z_json_text text = g2z_json_string(&json);
-  G2Z_TRY(g2z_allocate(object->services, text.bytes + 1, 1, out));
-  g2z_json_unescape(&text, (unsigned char *)*out);
-  return G2Z_OK;
+  out[0] = 0;
+  if (!g2z_object_at(object, at, &json) || g2z_json_peek(&json) != '"') return;
+  const g2z_json_text text = g2z_json_string(&json);
+  if (text.bytes < room) out[g2z_json_unescape(&text, (unsigned char *)out)] = 0;
 }
 
 /* Reads a run's training_metrics.json, if it exists. */
 static g2z_status g2zp_read_run(g2z_services *services, const char *run_dir, g2z_object *out) {
-  char *version = NULL;
+  char version[16];
   G2Z_TRY(g2z_object_read(services, g2z_path_in(run_dir, "training_metrics.json").text, out));
-  g2z_status status = g2z_object_text(out, "schema_version", &version);
-  if (status == G2Z_OK && out->text && (!version || strcmp(version, "2.0") != 0))
-    status = g2z_fail(services, G2Z_FORMAT, "%.400s has schema_version %.20s, but only 2.0 can be "
-                      "read: name a directory that train --run-dir wrote", out->path,
-                      version ? version : "none");
-  g2z_release(services, version);
-  return status;
+  g2z_object_copy(out, "schema_version", version, sizeof version);
+  if (!out->text || strcmp(version, "2.0") == 0) return G2Z_OK;
+  return g2z_fail(services, G2Z_FORMAT, "%.400s has schema_version %s, but only 2.0 can be read: "
+                  "name a directory that train --run-dir wrote", out->path,
+                  *version ? version : "none");
 }
 
 /* ----- metrics.jsonl ----- */
@@ -1375,9 +1325,13 @@ static const g2zp_fact g2zp_mixture_columns[] = {
 /* The text at `at`, freed with g2z_release; NULL: none, or memory ran out, and g2z_page_commit will
  * report it. */
 static char *g2zp_page_get(g2z_page *page, const g2z_object *object, const char *at) {
-  char *text;
-  if (g2z_object_text(object, at, &text) != G2Z_OK) page->no_memory = 1;
-  return text;
+  g2z_json json;
+  char *out = NULL;
+  if (!g2z_object_at(object, at, &json) || g2z_json_peek(&json) != '"') return NULL;
+  const g2z_json_text text = g2z_json_string(&json);
+  if (g2z_allocate(page->services, text.bytes + 1, 1, &out) != G2Z_OK) page->no_memory = 1;
+  else out[g2z_json_unescape(&text, (unsigned char *)out)] = 0;
+  return out;
 }
 
 /* The text or number at fact->at; "": neither. */
@@ -1518,11 +1472,11 @@ G2Z_API g2z_status g2z_report_run(g2z_services *services, const char *run_dir) {
 
 #define G2ZP_PROFILE_TOP 5
 
-typedef struct g2zp_ranked {         /* a row of a table; `line` points into the file's text */
+typedef struct g2zp_ranked {         /* a row of a table */
   double percent;
-  char total[48];                    /* "1234567 ns" */
-  char *line;
   size_t name_at;                    /* where the name begins in the line */
+  char total[48];                    /* "1234567 ns" */
+  char line[2048];
 } g2zp_ranked;
 
 typedef struct g2zp_profile {
@@ -1531,9 +1485,10 @@ typedef struct g2zp_profile {
   int count[2];
   g2z_object run[2];                 /* training_metrics.json, launcher_metadata.json */
   struct dirent **entries;           /* files in profiles/ */
-  char **texts;                      /* of the entries that are read */
-  int entry_count, read;
+  int entry_count;
+  const char *run_dir;
   const char *only;                  /* the one file to read; NULL: all */
+  const char *inputs;                /* pattern of the files to read */
 } g2zp_profile;
 
 /* Reads a number. Removes the commas between its digits. */
@@ -1548,10 +1503,9 @@ static int g2zp_stats_number(g2z_services *services, char text[40], double *valu
   return g2z_json_close(&json) == G2Z_OK && *value >= 0;
 }
 
-/* Reads a file that `nsys stats` printed. Splits `text` in place; it must outlive the profile. A
- * table has a title, a header with "Total Time (ns)", dashes that show where columns begin, and
- * rows such as " 53.9  2,765,967  14,244 ...  PushPop  :train/forward", whose last column is the
- * name. */
+/* Reads a file that `nsys stats` printed; splits `text`. A table has a title, a header with
+ * "Total Time (ns)", dashes that show where columns begin, and rows such as
+ * " 53.9  2,765,967  14,244 ...  PushPop  :train/forward", whose last column is the name. */
 static g2z_status g2zp_stats_read(g2zp_profile *p, const char *path, char *text) {
   static const char *const titles[] = {"NVTX Range Summary (", "OS Runtime Summary ("};
   int number = 0, kind = -1, tables = 0; /* kind: of the table; -1: it is skipped */
@@ -1582,10 +1536,11 @@ static g2z_status g2zp_stats_read(g2zp_profile *p, const char *path, char *text)
         if (line[i] == '-' && (i == 0 || line[i - 1] != '-') && ++columns) name_at = i;
       if (columns < 3) why = "the table has fewer than three columns";
     } else { /* a row */
-      g2zp_ranked row = {0, "", line, name_at}, *top = p->top[kind];
+      g2zp_ranked row = {0, name_at, "", ""}, *top = p->top[kind];
       int at = p->count[kind], *count = &p->count[kind];
       double value;
-      if (strlen(line) <= name_at || sscanf(line, "%39s %39s", share, total) != 2 ||
+      snprintf(row.line, sizeof row.line, "%s", line);
+      if (strlen(row.line) <= name_at || sscanf(line, "%39s %39s", share, total) != 2 ||
           !g2zp_stats_number(p->services, share, &row.percent) || row.percent > 100 ||
           !g2zp_stats_number(p->services, total, &value)) {
         why = "the row is not a share, a time and a name";
@@ -1646,67 +1601,68 @@ static void g2zp_put_files(const g2zp_profile *p, g2z_json_out *out, const char 
   g2z_json_end(out, ']');
 }
 
-/* Reads the files of profiles/ and writes profile_summary.json. The caller frees everything. */
-static g2z_status g2zp_profile_write(g2zp_profile *p, const char *run_dir, g2z_json_out *out) {
-  static const char *const kinds[] = {"nvtx", "osrt"}, nsys[] = "nsys_*.nsys-rep";
-  const g2z_path directory = g2z_path_in(run_dir, "profiles");
-  const char *inputs = "nsys_stats_*.txt", *name;
-  char now[32], key[16], *text;
-  int at = -1;
+/* Reads the files of profiles/, and the run's own. The caller frees everything. */
+static g2z_status g2zp_profile_read(g2zp_profile *p) {
+  const g2z_path directory = g2z_path_in(p->run_dir, "profiles");
+  const char *name;
+  char *text;
   size_t bytes;
-  G2Z_TRY(g2zp_check_directory(p->services, run_dir));
+  int at = -1, read = 0;
+  G2Z_TRY(g2zp_check_directory(p->services, p->run_dir));
   p->entry_count = scandir(directory.text, &p->entries, NULL, alphasort);
   if (p->entry_count < 0) p->entry_count = 0; /* a missing directory has no files */
-  G2Z_TRY(G2Z_NEW(p->services, (size_t)p->entry_count, &p->texts));
-  if (!g2zp_next_file(p, &at, inputs)) inputs = "timers_*.txt";
-  for (at = -1; (name = g2zp_next_file(p, &at, inputs)) != NULL;) {
+  p->inputs = "nsys_stats_*.txt";
+  if (!g2zp_next_file(p, &at, p->inputs)) p->inputs = "timers_*.txt";
+  for (at = -1; (name = g2zp_next_file(p, &at, p->inputs)) != NULL; read++) {
     const g2z_path path = g2z_path_in(directory.text, "%s", name);
-    G2Z_TRY(g2z_read_file(p->services, path.text, (size_t)1 << 28, &p->texts[at], &bytes));
-    G2Z_TRY(g2zp_stats_read(p, path.text, p->texts[at]));
-    p->read++;
+    G2Z_TRY(g2z_read_file(p->services, path.text, (size_t)1 << 28, &text, &bytes));
+    const g2z_status status = g2zp_stats_read(p, path.text, text);
+    g2z_release(p->services, text);
+    G2Z_TRY(status);
   }
-  if (!p->read)
+  if (!read)
     return g2z_fail(p->services, G2Z_IO, "%s has no nsys_stats_*.txt and no timers_*.txt. To make "
                     "one, add --profile to train, or put slurm/profile.sh RUN_DIR before it",
                     directory.text);
-  G2Z_TRY(g2z_object_read(p->services, g2z_path_in(run_dir, "training_metrics.json").text,
+  G2Z_TRY(g2z_object_read(p->services, g2z_path_in(p->run_dir, "training_metrics.json").text,
                           &p->run[0]));
-  G2Z_TRY(g2z_object_read(p->services, g2z_path_in(run_dir, "launcher_metadata.json").text,
-                          &p->run[1]));
-  G2Z_TRY(g2z_writer_create(p->services, g2z_path_in(directory.text, "profile_summary.json").text,
-                            &out->writer));
+  return g2z_object_read(p->services, g2z_path_in(p->run_dir, "launcher_metadata.json").text,
+                         &p->run[1]);
+}
 
-  char *absolute = realpath(run_dir, NULL);
+/* profile_summary.json */
+static void g2zp_put_profile(void *user, g2z_json_out *out) {
+  static const char *const kinds[] = {"nvtx", "osrt"}, nsys[] = "nsys_*.nsys-rep";
+  const g2zp_profile *p = (const g2zp_profile *)user;
+  char now[32], text[256], *absolute = realpath(p->run_dir, NULL);
+  int at = -1;
   g2z_utc_now(now);
-  g2z_json_begin(out, NULL, '{');
   g2z_json_put_string(out, "generated_at_utc", now);
-  g2z_json_put_string(out, "run_dir", absolute ? absolute : run_dir);
+  g2z_json_put_string(out, "run_dir", absolute ? absolute : p->run_dir);
   free(absolute);
   for (size_t i = 0; i < G2Z_COUNT(g2zp_profile_facts); i++) {
     const char *fact = g2zp_profile_facts[i].name, *path = g2zp_profile_facts[i].metrics;
     const g2z_object *run = &p->run[0];
     g2z_json json;
     if (!path) {
-      g2zp_put_files(p, out, fact, inputs, 1);
+      g2zp_put_files(p, out, fact, p->inputs, 1);
       continue;
     }
     if (g2zp_profile_facts[i].launcher && !g2z_object_at(run, path, &json)) {
       path = g2zp_profile_facts[i].launcher;
       run = &p->run[1];
     }
-    G2Z_TRY(g2z_object_text(run, path, &text));
-    if (text) g2z_json_put_string(out, fact, text);
+    g2z_object_copy(run, path, text, sizeof text);
+    if (*text) g2z_json_put_string(out, fact, text);
     else g2z_json_put_number(out, fact, g2z_object_number(run, path));
-    g2z_release(p->services, text);
   }
-  at = -1;
   const char *report = g2zp_next_file(p, &at, nsys);
   if (!g2zp_next_file(p, &at, nsys)) g2z_json_put_string(out, "nsys_report", report);
   else g2zp_put_files(p, out, "nsys_report", nsys, 0);
-  g2zp_put_files(p, out, "inputs", inputs, 0);
+  g2zp_put_files(p, out, "inputs", p->inputs, 0);
   for (int kind = 0; kind < 2; kind++) {
-    snprintf(key, sizeof key, "%s_top5", kinds[kind]);
-    g2z_json_begin(out, key, '[');
+    snprintf(text, sizeof text, "%s_top5", kinds[kind]);
+    g2z_json_begin(out, text, '[');
     for (const g2zp_ranked *row = p->top[kind]; row < p->top[kind] + p->count[kind]; row++) {
       g2z_json_begin(out, NULL, '{');
       g2z_json_put_string(out, "kind", kinds[kind]);
@@ -1718,29 +1674,21 @@ static g2z_status g2zp_profile_write(g2zp_profile *p, const char *run_dir, g2z_j
     }
     g2z_json_end(out, ']');
   }
-  g2z_json_end(out, '}');
-  g2z_writer_put(out->writer, "\n", 1);
-  return g2z_writer_commit(out->writer);
 }
 
 /* only: the one file to read; NULL: all nsys_stats_*.txt, or if there are none, timers_*.txt. */
 static g2z_status g2zp_profile_summarize(g2z_services *services, const char *run_dir,
                                          const char *only) {
+  const g2z_path path = g2z_path_in(run_dir, "profiles/profile_summary.json");
   g2zp_profile p;
-  g2z_json_out out;
-  memset(&out, 0, sizeof out);
   memset(&p, 0, sizeof p);
-  out.indent = 2;
+  p.run_dir = run_dir;
   p.only = only;
   p.services = p.run[0].services = p.run[1].services = services;
-  const g2z_status status = g2zp_profile_write(&p, run_dir, &out);
-  g2z_writer_free(out.writer);
-  for (int i = 0; i < p.entry_count; i++) {
-    if (p.texts) g2z_release(services, p.texts[i]);
-    free(p.entries[i]); /* from scandir's malloc */
-  }
+  g2z_status status = g2zp_profile_read(&p);
+  if (status == G2Z_OK) status = g2z_json_write(services, path.text, g2zp_put_profile, &p);
+  for (int i = 0; i < p.entry_count; i++) free(p.entries[i]); /* from scandir's malloc */
   free(p.entries);
-  g2z_release(services, p.texts);
   for (int i = 0; i < 2; i++) g2z_object_free(&p.run[i]);
   return status;
 }

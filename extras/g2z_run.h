@@ -183,7 +183,6 @@ typedef struct g2z_run_options {
   const char *run_id;
   int nccl_logs, profile_mode;
   int dry_run, help, version;  /* requests to the program */
-  char *eval_names[G2Z_TEXTS]; /* the files that the patterns of --eval match */
   g2z_texts train;             /* each --train; */
   char *train_text;            /* all of them, one per line */
   char run_dir_text[1024], weights_text[1040], vocab_text[4128];
@@ -240,7 +239,6 @@ G2Z_API void g2z_run_catch_signals(g2z_run *run);
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <glob.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
@@ -374,8 +372,7 @@ struct g2z_run {
                                       * not yet */
   int64_t before;                    /* rank 0: "latest" is the last checkpoint before this step;
                                       * later ones are damaged */
-  char passed_over[256];             /* steps of those damaged checkpoints; "": none */
-  char newest[300];                  /* what is wrong with the newest of them */
+  int damaged;                       /* number of those damaged checkpoints */
   int broken;                        /* 1: a step failed */
   int64_t unsound;                   /* step of the first checkpoint since the loss rose or steps
                                       * were skipped; 0: neither has happened */
@@ -581,21 +578,6 @@ static g2z_status g2zr_put_events(g2z_run *run, int64_t step, int count,
     status = g2z_events_create(run->services, run->config.run_dir, run->resumed + 1, &run->events);
   if (status == G2Z_OK) status = g2z_events_put(run->events, step, count, tags, values);
   return g2zr_hold(run, status);
-}
-
-/* A member of a JSON object, `, "key": "text"`. `to` has room for 6 bytes per byte of both, plus
- * 16. JSON must be UTF-8: invalid bytes, as in a file's name, become U+FFFD. */
-static void g2zr_member(const char *key, const char *text, char *to) {
-  const unsigned char *at = (const unsigned char *)text, *end = at + strlen(text);
-  to += sprintf(to, ", \"%s\": \"", key);
-  while (at < end) {
-    const int bytes = (int)g2z_utf8_length(at, end);
-    if (!bytes) to += sprintf(to, "\xef\xbf\xbd");
-    else if (*at < ' ' || *at == '"' || *at == '\\') to += sprintf(to, "\\u%04x", (unsigned)*at);
-    else to += sprintf(to, "%.*s", bytes, (const char *)at);
-    at += bytes ? bytes : 1;
-  }
-  strcpy(to, "\"");
 }
 
 /* A line of metrics.jsonl: step, tokens, the named values, then `last`, more members as text. */
@@ -984,8 +966,8 @@ static const char *g2zr_length(const g2z_run *run, int64_t *value) {
   return cut ? "--max-train-steps" : by_epoch ? "--epochs" : "--steps";
 }
 
-/* How to call this program again. `other`: a new run that starts from `value`, in a directory of its
- * own. */
+/* How to call this program again. `other`: a new run that starts from `value`, in its own
+ * directory. */
 static const char *g2zr_command(const g2z_run *run, int other, const char *flag, const char *value,
                                 char text[1400]) {
   const int replaces = other && run->config.resume && strcmp(flag, "--resume") != 0;
@@ -1125,25 +1107,23 @@ static void g2zr_put_doubles(g2z_json_out *out, const char *key, const char *con
   g2z_json_end(out, '}');
 }
 
-static void g2zr_get_doubles(g2z_json *json, const char *const *names, double *values,
-                             size_t count) {
-  g2z_json_text key;
-  if (!g2z_json_enter(json, '{')) return;
-  while (g2z_json_next(json, '}', &key)) {
-    size_t i = 0;
-    while (i < count && !g2z_json_is(&key, names[i])) i++;
-    if (i == count || g2z_json_peek(json) == 'n') {
-      if (i < count) values[i] = NAN;
-      g2z_json_skip(json);
-      continue;
-    }
-    const g2z_json_text text = g2z_json_string(json);
-    g2z_json number;
-    if (json->status != G2Z_OK) return;
-    g2z_json_open(&number, json->services, json->label, text.at, text.bytes);
+/* Values that the object lacks stay; null becomes NaN. */
+static g2z_status g2zr_get_doubles(const g2z_object *from, const char *at, const char *const *names,
+                                   double *values, size_t count) {
+  char path[64];
+  for (size_t i = 0; i < count; i++) {
+    g2z_json json, number;
+    snprintf(path, sizeof path, "%s%s", at, names[i]);
+    if (!g2z_object_at(from, path, &json)) continue;
+    values[i] = NAN;
+    if (g2z_json_peek(&json) == 'n') continue;
+    const g2z_json_text text = g2z_json_string(&json);
+    G2Z_TRY(json.status);
+    g2z_json_open(&number, from->services, from->path, text.at, text.bytes);
     values[i] = g2z_json_number(&number);
-    json->status = g2z_json_close(&number);
+    G2Z_TRY(g2z_json_close(&number));
   }
+  return G2Z_OK;
 }
 
 /* In an epoch that a resumed run continues, the percentiles cover the steps since the resume. */
@@ -1194,28 +1174,25 @@ static g2z_status g2zr_begin_epoch(g2z_run *run, double index) {
 
 /* Reads the run's sums and epochs from the checkpoint's note. */
 static g2z_status g2zr_restore(g2z_run *run) {
-  g2z_json note, *json = &note;
-  g2z_json_text key;
+  char name[] = "note.json";
+  const g2z_object note = {run->services, name, run->from.note, strlen(run->from.note)};
+  g2z_object epoch;
+  g2z_json json;
+  g2z_json_open(&json, run->services, name, note.text, note.bytes);
+  g2z_json_skip(&json);
+  G2Z_TRY(g2z_json_close(&json));
+  G2Z_TRY(g2zr_get_doubles(&note, "totals.", g2zr_total_names, (double *)&run->sum,
+                           G2Z_COUNT(g2zr_total_names)));
+  g2z_object_copy(&note, "weights", run->weights_before, sizeof run->weights_before);
   run->epoch_count = 0;
-  g2z_json_open(json, run->services, "note.json", run->from.note, strlen(run->from.note));
-  g2z_json_enter(json, '{');
-  while (g2z_json_next(json, '}', &key)) {
-    if (g2z_json_is(&key, "totals"))
-      g2zr_get_doubles(json, g2zr_total_names, (double *)&run->sum, G2Z_COUNT(g2zr_total_names));
-    else if (g2z_json_is(&key, "weights")) {
-      const g2z_json_text text = g2z_json_string(json);
-      if (json->status == G2Z_OK && text.bytes < sizeof run->weights_before)
-        run->weights_before[g2z_json_unescape(&text, (unsigned char *)run->weights_before)] = 0;
-    } else if (g2z_json_is(&key, "epochs") && g2z_json_enter(json, '['))
-      while (g2z_json_next(json, ']', NULL)) {
-        G2Z_TRY(g2zr_begin_epoch(run, 0));
-        g2zr_get_doubles(json, g2zr_epoch_names, (double *)&run->epoch[run->epoch_count - 1],
-                         G2Z_COUNT(g2zr_epoch_names));
-      }
-    else g2z_json_skip(json);
+  for (int has = g2z_object_list(&note, "epochs", &json);
+       has && g2z_object_next(&note, &json, &epoch);) {
+    G2Z_TRY(g2zr_begin_epoch(run, 0));
+    G2Z_TRY(g2zr_get_doubles(&epoch, "", g2zr_epoch_names,
+                             (double *)&run->epoch[run->epoch_count - 1],
+                             G2Z_COUNT(g2zr_epoch_names)));
   }
-  if (json->status == G2Z_OK && !run->epoch_count) g2z_json_fail(json, "it has no epoch");
-  G2Z_TRY(g2z_json_close(json));
+  if (!run->epoch_count) return g2z_fail(run->services, G2Z_FORMAT, "note.json has no epoch");
   run->epoch[run->epoch_count - 1].started = g2z_seconds() - run->sum.open_s;
   return G2Z_OK;
 }
@@ -1571,10 +1548,10 @@ static g2z_status g2zr_choose(g2z_run *run) {
     run->found.continues = 1; /* even if nothing was saved: it starts again */
     run->found.own = run->before >= 0;
     if (run->found.own) path = g2zr_checkpoint(run, run->before, "");
-    else if (run->passed_over[0])
-      return g2z_fail(run->services, G2Z_FORMAT, "no checkpoint in %.200s is whole (%s). %s. Copy "
-                      "one there again, or remove them to start again", run_dir, run->passed_over,
-                      run->newest);
+    else if (run->damaged)
+      return g2z_fail(run->services, G2Z_FORMAT, "none of the checkpoints in %.200s (%d) is whole. "
+                      "Copy one there again, or remove them to start again", run_dir,
+                      run->damaged);
     else { /* perhaps it started from another run's checkpoint */
       int there;
       char *origin;
@@ -1638,7 +1615,7 @@ static g2z_status g2zr_check_directory(g2z_run *run) {
                  "--run-dir. To continue it: %s", run_dir, traces[i],
                  g2zr_command(run, 0, "--resume", "latest", text));
   }
-  if (!run->found.continues || latest <= run->resumed || run->passed_over[0]) return G2Z_OK;
+  if (!run->found.continues || latest <= run->resumed || run->damaged) return G2Z_OK;
   G2Z_REFUSE(run->services, "%.200s holds checkpoints after step %" PRId64 ", up to step %" PRId64
              ": remove them, choose another --run-dir, or continue from the last: %s", run_dir,
              run->resumed, latest, g2zr_command(run, 0, "--resume", "latest", text));
@@ -1754,7 +1731,7 @@ static g2z_status g2zr_forget_end(g2z_run *run) {
     if (!g2zr_remove_checkpoint(path.text)) g2zr_stays(run, path.text);
   }
   /* Damaged checkpoints get names that a resume does not look for. */
-  for (step = INT64_MAX; run->passed_over[0];) {
+  for (step = INT64_MAX; run->damaged;) {
     G2Z_TRY(g2zr_latest(run, "", step, &step));
     if (step <= run->resumed) break;
     const g2z_path path = g2zr_checkpoint(run, step, ""),
@@ -1944,14 +1921,11 @@ static g2z_status g2zr_open(g2z_run *run) {
   g2z_status status;
   int damaged;
   while ((status = g2zr_load(run, &damaged)) != G2Z_OK) {
-    const size_t passed = strlen(run->passed_over);
     if (!damaged || !run->found.own || strcmp(config.resume, "latest") != 0) return status;
     if (run->context->rank == 0)
       g2z_log(run->services, G2Z_LOG_WARNING, "%.200s is skipped: %.500s", run->resume,
               run->services->error);
-    snprintf(run->passed_over + passed, sizeof run->passed_over - passed, "%sstep %" PRId64,
-             passed ? ", " : "", run->before);
-    if (!passed) snprintf(run->newest, sizeof run->newest, "%.299s", run->services->error);
+    run->damaged++;
     g2zr_close(run);
     run->config = config;
   }
@@ -2267,8 +2241,7 @@ static g2z_status g2zr_evaluate(g2z_run *run, g2z_run_event *event) {
     alike += strcmp(begin ? begin + 1 : other, name) == 0;
   }
   if (alike > 1) name = strlen(path) > NAME_MAX ? path + strlen(path) - NAME_MAX : path;
-  char text[200], tag[3 * NAME_MAX + 8] = "eval/";
-  char member[6 * NAME_MAX + 96];
+  char text[200], tag[3 * NAME_MAX + 8] = "eval/", member[3 * NAME_MAX + 32];
   double begin = g2z_seconds();
   g2z_eval *eval = &event->eval;
   G2Z_TRY(g2z_eval_run(run->eval[file], &run->trainer->model, g2zr_share, run, eval));
@@ -2281,9 +2254,11 @@ static g2z_status g2zr_evaluate(g2z_run *run, g2z_run_event *event) {
             text, seconds);
   const double acc = eval->questions ? eval->acc_norm : NAN;
   const double values[] = {(double)file, eval->loss, acc, seconds * 1e3};
-  g2zr_member("eval_file", name, member);
+  g2zr_printable(name, strlen(name), tag + strlen(tag)); /* strings of both files are UTF-8 */
+  snprintf(member, sizeof member, ", \"eval_file\": \"%s\"", tag + strlen("eval/"));
+  for (char *c = member + strlen(", \"eval_file\": \""); c[1]; c++)
+    if (*c == '"' || *c == '\\') *c = '\''; /* it needs no escape */
   G2Z_TRY(g2zr_put_line(run, 4, names, values, member));
-  g2zr_printable(name, strlen(name), tag + strlen(tag)); /* protobuf's strings are UTF-8 */
   const char *tags = tag;
   G2Z_TRY(g2zr_put_events(run, run->step, 1, &tags, &eval->loss));
   return g2zr_log(run, run->line);
@@ -2657,40 +2632,11 @@ G2Z_API g2z_status g2z_run_options_parse(g2z_services *services, int argc, char 
   for (int i = 0; i < o->train.count; i++)
     strcat(strcat(o->train_text, i ? "\n" : ""), o->train.text[i]);
   if (bytes) o->run.train.train_glob = o->train_text;
-  /* --eval takes quoted patterns, and names, perhaps a pattern that the shell has expanded. */
-  const g2z_texts given = o->run.eval;
-  g2z_texts *texts = &o->run.eval;
-  g2z_status status = G2Z_OK;
-  texts->count = 0;
-  for (int i = 0; i < given.count && status == G2Z_OK; i++) {
-    glob_t found;
-    struct stat info;
-    memset(&found, 0, sizeof found);
-    const int plain = !strpbrk(given.text[i], "*?[") || stat(given.text[i], &info) == 0;
-    const int matches = !plain && glob(given.text[i], 0, NULL, &found) == 0;
-    const int count = plain ? 1 : matches ? (int)found.gl_pathc : 0;
-    if (!count)
-      status = g2z_fail(services, G2Z_IO, "--eval: no file has the name or pattern \"%.300s\"",
-                        given.text[i]);
-    if (texts->count + count > G2Z_TEXTS)
-      status = g2z_fail(services, G2Z_BAD_ARGUMENT, "--eval takes %d files, but with \"%.300s\" "
-                        "there are %d: narrow the pattern", G2Z_TEXTS, given.text[i], texts->count +
-                        count);
-    for (int k = 0; k < count && status == G2Z_OK; k++) {
-      const char *name = plain ? given.text[i] : found.gl_pathv[k];
-      char **copy = &o->eval_names[texts->count];
-      status = G2Z_NEW(services, strlen(name) + 1, copy);
-      if (*copy) strcpy(*copy, name);
-      texts->text[texts->count++] = *copy;
-    }
-    globfree(&found);
-  }
-  return status;
+  return G2Z_OK;
 }
 
 G2Z_API void g2z_run_options_free(g2z_services *services, g2z_run_options *o) {
   g2z_release(services, o->train_text);
-  for (int i = 0; i < G2Z_TEXTS; i++) g2z_release(services, o->eval_names[i]);
 }
 
 G2Z_API void g2z_run_options_print(void (*line)(void *user, const char *text), void *user) {
@@ -3038,29 +2984,11 @@ G2Z_API g2z_status g2z_run_write_launch(g2z_services *services, const g2z_run_co
                          g2zr_put_launch, &launch);
 }
 
-/* Writes the output of a command into a file, and a line if it failed. */
-static g2z_status g2zr_write_output_of(g2z_services *services, const char *directory,
-                                       const char *name, const char *command) {
-  char block[4096];
-  g2z_writer *writer;
-  size_t got;
-  G2Z_TRY(g2z_writer_create(services, g2z_path_in(directory, "%s", name).text, &writer));
-  snprintf(block, sizeof block, "%s 2>&1", command);
-  FILE *pipe = popen(block, "r");
-  while (pipe && (got = fread(block, 1, sizeof block, pipe)) > 0)
-    g2z_writer_put(writer, block, got);
-  if (!pipe || pclose(pipe) != 0)
-    g2z_writer_printf(writer, "`%s` failed, or is not installed\n", command);
-  g2z_status status = g2z_writer_commit(writer);
-  g2z_writer_free(writer);
-  return status;
-}
-
 /* --nccl-logs: NCCL reads these variables once, at its start. Values that the user has set stay. */
 static g2z_status g2zr_log_nccl(g2z_services *services, const g2z_run_options *o,
                                 const g2z_place *place) {
   const char *variable = getenv("NCCL_LOGS"), *directory = o->run.run_dir;
-  char path[1200];
+  char path[1200], word[1200], command[1400];
   if (!o->nccl_logs && !(variable && strcmp(variable, "1") == 0)) return G2Z_OK;
   if (!directory)
     G2Z_REFUSE(services, "%s", o->nccl_logs ? "--nccl-logs writes into the run directory: give one"
@@ -3072,8 +3000,12 @@ static g2z_status g2zr_log_nccl(g2z_services *services, const g2z_run_options *o
   if (place->rank != 0) return G2Z_OK;
   snprintf(path, sizeof path, "%s/nccl_topo.xml", directory);
   setenv("NCCL_TOPO_DUMP_FILE", path, 0);
-  G2Z_TRY(g2zr_write_output_of(services, directory, "topo.txt", "nvidia-smi topo -m"));
-  return g2zr_write_output_of(services, directory, "ibstat.txt", "ibstat");
+  /* If a tool is not installed, its file has the shell's message. */
+  snprintf(command, sizeof command, "cd %s && { nvidia-smi topo -m > topo.txt 2>&1; ibstat > "
+           "ibstat.txt 2>&1; }", g2z_shell_word(directory, word, sizeof word));
+  FILE *pipe = popen(command, "r");
+  if (pipe) pclose(pipe);
+  return G2Z_OK;
 }
 
 G2Z_API g2z_status g2z_run_launch(g2z_run_options *o, const g2z_context_config *config,

@@ -72,9 +72,8 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"$N --vocab-size 257 --run-dir run", 1,
      "To train its weights further: the same command with --run-dir run-2 --init-from run/weights\n"},
     {"for n in 1 2; do echo text > e$n.txt; done; $X --init-from run/weights --eval "
-     "\"e?.txt\" n.txt | cut -d ' ' -f 1 | tr '\n' ' '", 0,
-     "e1.txt e2.txt n.txt "}, /* quoted, or as the shell expands it */
-    {"$X --init-from run/weights --eval \"?.none\"", 1, "no file has the name or pattern \""},
+     "e?.txt n.txt | cut -d ' ' -f 1 | tr '\n' ' '", 0, "e1.txt e2.txt n.txt "},
+    {"$X --init-from run/weights --eval \"?.none\"", 1, "?.none~No such file"},
     {"(ulimit -s 100; $X --help)", 1, "train: the stack~100 KiB, but 128~: type ulimit -s 8192"},
     {"(ulimit -s 100; $P n.txt)", 1, "prepare_data: the stack is limited to 100 KiB"},
     {"(ulimit -Ss 100; $P --out small n.txt)", 0, ""}, /* a limit that can rise is raised */

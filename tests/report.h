@@ -178,8 +178,7 @@ static void test_run_report(g2z_test *t) {
             "<dt>loss scale</dt><dd>65536</dd>", "<dt>skipped steps</dt><dd>0</dd>",
             "<dt>planned memory per device, GiB</dt>", ">validation</span>", "Where the time went",
             "<th>training loss", "<dt>parameters</dt><dd>", "<dt>loss of the last step</dt><dd>",
-            "<dt>perplexity</dt><dd>", "<rect class=here ", "<title>step 1\ntraining: ",
-            "<h2>Sample</h2>\n<pre>\nsample after step ");
+            "<dt>perplexity</dt><dd>", "<h2>Sample</h2>\n<pre>\nsample after step ");
   CHECK(t, test_times(text, "<tr><td>") == 2); /* two epochs */
   test_sh(t, "rm run/report.html && cp -r run kept");
   for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++) {
@@ -228,9 +227,16 @@ static void test_report_curves(g2z_test *t) {
   }
   CHECK_OK(t, g2z_report_run(&t->services, test_path(t, "one")));
   const char *text = test_read(t, "one/report.html");
-  CHECK_HAS(t, text, "<path class=\"series faint\"", ">smoothed</span>", "\nsmoothed: 4.1",
+  CHECK_HAS(t, text, "<path class=\"series faint\"", ">smoothed</span>",
             "<dd>3.1416</dd>", "<dd>12843</dd>");
-  CHECK(t, !strstr(text, "\nsmoothed: 4.3"));
+  const char *curve = strstr(text, "--c:var(--s1)\" d=");
+  double up[2] = {0, 99};
+  for (; curve && *curve != '>'; curve++)
+    if (*curve == 'L') {
+      up[0] = up[1];
+      up[1] = atof(strchr(curve, ' '));
+    }
+  CHECK(t, fabs(up[1] - up[0]) < 15); /* those of the losses differ by 70 */
   CHECK_OK(t, g2z_results_page(results, test_path(t, "both.html")));
   text = test_read(t, "both.html");
   CHECK_HAS(t, text, "<b>Loss over steps</b>", "<b>Loss over tokens</b>", "<b>Loss over time</b>",
@@ -238,10 +244,9 @@ static void test_report_curves(g2z_test *t) {
   CHECK(t, test_times(text, "<path class=\"series") == 6 * 2 + 3 &&
                test_times(text, "<path class=\"series dash\"") == 3);
   CHECK(t, test_times(text, "/two</span>") == 6 && !strstr(text, "<dt>experiments<"));
-  /* Differing values are in the table, common ones above it; a narrow page repeats the headers. */
-  CHECK_HAS(t, text, "<table id=t1><thead><tr><th>run<th>wall s</tr></thead>",
-            "<dt>tokens/s</dt><dd>12843</dd>", "<style>@media screen and (max-width:640px){[id=t1] "
-            "td:nth-child(2)::before{content:'wall s'}}</style>");
+  /* Differing values are in the table, common ones above it. */
+  CHECK_HAS(t, text, "<table><thead><tr><th>run<th>wall s</tr></thead>",
+            "<dt>tokens/s</dt><dd>12843</dd>");
   g2z_results_free(results);
 }
 
@@ -279,7 +284,7 @@ static void test_report_compared(g2z_test *t) {
                {{"3.25", "3.5", "null"}, COMMON, common, ">loss 3.5000</span>"},
                {{"1", "1", "1"}, "<p>No run reached the target loss, 1.0000.</p>", missed,
                 ">loss 1.0000</span>"},
-               {{"null", "null", "null"}, "<h2>Validation</h2>\n<style>", no_curves, ""}};
+               {{"null", "null", "null"}, "<h2>Validation</h2>\n<div ", no_curves, ""}};
   char name[600], text[700], row[900];
   for (int r = 0; r < 3; r++) {
     snprintf(name, sizeof name, "%c", 'a' + r);
@@ -331,11 +336,10 @@ static void test_report_compared(g2z_test *t) {
     /* The page of one run marks the validation that reached its target. */
     CHECK_OK(t, g2z_report_run(&t->services, test_path(t, "b")));
     page = test_read(t, "b/report.html");
-    CHECK_HAS(t, page, ">target</span>", "\ntarget: 3.25<",
+    CHECK_HAS(t, page, ">target</span>",
               "<dt>step of the target loss</dt><dd>2</dd>",
               "<dt>step of the best validation loss</dt><dd>3</dd>",
               "<dt>stopped early at step</dt><dd>4</dd>");
-    CHECK(t, test_times(page, "\ntarget: ") == 1);
     /* More runs than a chart has colours. */
     REQUIRE_OK(t, g2z_results_create(&t->services, &results));
     for (int r = 0; r < G2Z_CHART_SERIES; r++)
@@ -611,7 +615,7 @@ static void test_profile(g2z_test *t) {
   CHECK(t, !test_json_kind(t, text, strlen(text), "nvtx_top5.3") &&
                !test_json_kind(t, text, strlen(text), "osrt_top5.2"));
   test_sh(t, "rm profiles/profile_summary.json");
-  CHECK_NO_MEMORY(t, 6, 500, g2z_profile_run(&t->services, t->directory),
+  CHECK_NO_MEMORY(t, 5, 500, g2z_profile_run(&t->services, t->directory),
                   test_files_count(t, "profiles/*.partial") == 0);
 }
 

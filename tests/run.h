@@ -1389,8 +1389,7 @@ static void test_run_resume_latest(g2z_test *t) {
   b.config.resume = "latest";
   /* If none is intact, all are named and none is renamed. */
   test_sh(t, "rm -r b; cp -r a b && rm b/step-*/model.safetensors");
-  CHECK_FORMAT(t, test_run_all(t, &b.config, &seen),
-               "b is whole (step 8, step 6, step 4, step 3). ");
+  CHECK_FORMAT(t, test_run_all(t, &b.config, &seen), "none of the checkpoints in ");
   CHECK(t, test_files_count(t, "b/*.damaged") == 0 && test_files_count(t, "b/step-") == 4);
   /* A checkpoint of another version or model is not damaged: it is an error, not skipped. */
   test_sh(t, "rm -r b; cp -r a b && sed -i 's/\"version\": 3/\"version\": 1/' "
@@ -1976,7 +1975,7 @@ static void test_train_tame(g2z_test *t) {
   for (const char *c = said; *c; c++)
     CHECK(t, ((unsigned char)*c >= ' ' || *c == '\n') && strncmp(c, "\xc2\x9b", 2) != 0);
   const char *json = test_read(t, "r\x1b[31m\xc2\x9b/metrics.jsonl"); /* JSON must be UTF-8 */
-  CHECK_HAS(t, json, "\"eval_file\": \"e\\u001b]0;x\\u0007\xef\xbf\xbd.txt\"");
+  CHECK_HAS(t, json, "\"eval_file\": \"e\xef\xbf\xbd]0;x\xef\xbf\xbd\xef\xbf\xbd.txt\"");
   test_sh(t, "iconv -f utf-8 -t utf-8 r*/metrics.jsonl > /dev/null");
   for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
     const char *line = strstr(said, own[i]);
