@@ -12,18 +12,20 @@ static void test_statistics(g2z_test *t) {
   CHECK(t, isnan(g2z_deviation(odd, 1)));
 }
 
-/* A summary with one point per outcome. */
+static void test_end_summary(void *summary) { g2z_summary_free((g2z_summary *)summary); }
+
+/* A summary with one point per outcome. The test owns it. */
 static g2z_summary *test_summary(g2z_test *t) {
-  g2z_summary *summary = NULL;
+  g2z_summary *summary;
   g2z_point *point;
-  CHECK_OK(t, g2z_summary_create(&t->services, "scaling", &summary));
+  REQUIRE_OK(t, g2z_summary_create(&t->services, "scaling", &summary));
+  test_own(t, test_end_summary, summary);
   snprintf(summary->hardware, sizeof summary->hardware, "2 x <GPU> & \"co\"");
   snprintf(summary->work, sizeof summary->work, "work");
   snprintf(summary->command_line, sizeof summary->command_line, "./bench scaling");
   snprintf(summary->commit, sizeof summary->commit, "0123456789abcdef");
   for (int i = 0; i < 3; i++) {
-    CHECK_OK(t, g2z_summary_add(summary, &point));
-    if (!point) break;
+    REQUIRE_OK(t, g2z_summary_add(summary, &point));
     snprintf(point->name, sizeof point->name, "%d ranks", 1 << i);
     point->figures.world_size = 1 << i;
     point->outcome = (g2z_outcome)(i == 2 ? G2Z_OUTCOME_SKIPPED : G2Z_OUTCOME_OK);
@@ -45,16 +47,24 @@ static void test_summary_line(void *user, const char *text) {
   snprintf(lines + used, 4096 - used, "%s\n", text);
 }
 
+/* The summary of a file. The test owns it. */
+static g2z_summary *test_summary_read(g2z_test *t, const char *path) {
+  g2z_summary *summary;
+  REQUIRE_OK(t, g2z_summary_read(&t->services, path, &summary));
+  test_own(t, test_end_summary, summary);
+  return summary;
+}
+
 /* A written summary can be read back; the table and the page show it. */
 static void test_summaries(g2z_test *t) {
-  g2z_summary *summary = test_summary(t), *again = NULL;
+  g2z_summary *summary = test_summary(t);
   const char *path = test_at(t, "scaling_report.json");
   char lines[4096] = "";
   g2z_page *page;
   CHECK_OK(t, g2z_summary_write(summary, path));
-  CHECK_OK(t, g2z_summary_read(&t->services, path, &again));
-  CHECK(t, again && again->count == 3 && strcmp(again->hardware, summary->hardware) == 0);
-  for (size_t i = 0; again && i < 3; i++) {
+  g2z_summary *again = test_summary_read(t, path);
+  CHECK(t, again->count == 3 && strcmp(again->hardware, summary->hardware) == 0);
+  for (size_t i = 0; i < 3; i++) {
     const g2z_point *a = &summary->points[i], *b = &again->points[i];
     CHECK(t, strcmp(a->name, b->name) == 0 && a->outcome == b->outcome);
     CHECK(t, a->repeats == b->repeats && a->runs[1] == b->runs[1]);
@@ -78,14 +88,12 @@ static void test_summaries(g2z_test *t) {
   g2z_page_free(page);
   CHECK_HAS(t, test_read(t, "page.html"), "2 x &lt;GPU&gt; &amp; ", ">Speed-up<", "ideal",
             "no such machine");
-  g2z_summary_free(summary);
-  g2z_summary_free(again);
 }
 
 /* Texts that fill their arrays and need escapes in a file are read back unchanged. */
 static void test_summaries_full(g2z_test *t) {
   static const char *const fills[] = {"\"", "\x1b", "\\\n", "\xc3\xbc"};
-  g2z_summary *summary = test_summary(t), *again = NULL;
+  g2z_summary *summary = test_summary(t);
   const char *path = test_at(t, "full_report.json");
   for (int i = 0; i < 4; i++) { /* the last: umlauts; the array's end splits one */
     const char *fill = fills[i];
@@ -96,15 +104,12 @@ static void test_summaries_full(g2z_test *t) {
       to[k][room[k] - 1] = 0;
     }
     CHECK_OK(t, g2z_summary_write(summary, path));
-    CHECK_OK(t, g2z_summary_read(&t->services, path, &again));
-    if (!again) continue;
+    const g2z_summary *again = test_summary_read(t, path);
     for (int k = 0; k < 2; k++)
       if (i == 3) to[k][room[k] - 2] = '?';
     CHECK(t, strcmp(again->command_line, summary->command_line) == 0);
     CHECK(t, strcmp(again->points[2].reason, summary->points[2].reason) == 0);
-    g2z_summary_free(again);
   }
-  g2z_summary_free(summary);
 }
 
 /* Truncated, changed or foreign files are refused with a sentence. */
@@ -138,7 +143,6 @@ static void test_summaries_damaged(g2z_test *t) {
     test_write_file(t, path, changed, strlen(changed));
     CHECK_FORMAT(t, g2z_summary_read(&t->services, path, &again), changes[i].says);
   }
-  g2z_summary_free(summary);
 }
 
 static void test_count_watch(void *user) { ++*(int *)user; }
@@ -289,13 +293,9 @@ static void test_bench_ops(g2z_test *t) {
   CHECK(t, !strstr(said, "nan") && !strstr(said, "inf"));
 }
 
-/* The summary that an experiment left; NULL if it cannot be read. */
+/* The summary that an experiment left. */
 static g2z_summary *test_bench_summary(g2z_test *t, const char *name) {
-  char path[600];
-  g2z_summary *summary = NULL;
-  snprintf(path, sizeof path, "%.250s/%s/%s_report.json", t->directory, name, name);
-  CHECK_OK(t, g2z_summary_read(&t->services, path, &summary));
-  return summary;
+  return test_summary_read(t, test_at(t, "%s/%s_report.json", name, name));
 }
 
 /* Checks every successful point: its figures are consistent, its run directories complete. */
@@ -338,7 +338,6 @@ static void test_bench_scaling(g2z_test *t) {
             "skipped: 3 ranks: 4 sequences cannot be divided among 3 ranks\n",
             "\n| 2 ranks | 2 | 2 | 1 | ");
   g2z_summary *s = test_bench_summary(t, "scaling");
-  if (!s) return;
   CHECK(t, s->count == 3 && s->points[2].outcome == G2Z_OUTCOME_SKIPPED);
   for (int i = 0; i < 2; i++) {
     const g2z_point *p = &s->points[i];
@@ -349,7 +348,6 @@ static void test_bench_scaling(g2z_test *t) {
     CHECK_NEAR(t, p->figures.scaling_efficiency, speedup / (1 + i), 1e-6 * speedup);
     CHECK(t, p->figures.accum_steps == 2 - i && p->figures.tokens_per_sec_sd >= 0);
   }
-  g2z_summary_free(s);
   CHECK(t, access(test_path(t, "scaling/tokens.bin"), F_OK) != 0); /* bench removes it */
   /* bench's arguments reach the ranks that it starts. */
   CHECK_HAS(t, test_read(t, "scaling/run_scaling_2/training_metrics.json"),
@@ -375,7 +373,6 @@ static void test_bench_others(g2z_test *t) {
     test_bench(t, 0, "%s %s --batch 2 --repeats 1 %s --out $D/%s", cases[i].name, test_bench_small,
                cases[i].flags, cases[i].name);
     g2z_summary *s = test_bench_summary(t, cases[i].name);
-    if (!s) continue;
     CHECK(t, s->count == cases[i].points);
     for (size_t k = 0; k < s->count; k++) test_bench_point(t, s, &s->points[k]);
     const g2z_figures *f = &s->points[0].figures;
@@ -385,7 +382,6 @@ static void test_bench_others(g2z_test *t) {
     }
     if (i == 1) CHECK(t, strcmp(s->points[0].name, "ZeRO 0, fp16") == 0);
     if (i == 2) CHECK(t, strcmp(s->points[0].name, "dp") == 0 && isnan(f->zero_stage));
-    g2z_summary_free(s);
   }
   /* The small CPU model gets as many positions as the flags request. */
   test_bench(t, 0, "scaling --device cpu --layers 1 --channels 16 --seq 130 --vocab-size 64 "
@@ -410,10 +406,9 @@ static void test_bench_failing(g2z_test *t) {
                           "$D/bad.bin --steps 200 --out $D/scaling", test_bench_small),
             "] 1 rank, repeat 1: failed, exit code 1: ", "bench: 2 of 2 points failed");
   g2z_summary *s = test_bench_summary(t, "scaling");
-  CHECK(t, s && s->count == 2 && s->points[1].outcome == G2Z_OUTCOME_FAILED);
-  CHECK(t, s && strstr(s->points[1].reason, "token 64"));
-  CHECK(t, s && s->points[1].repeats == 1); /* no retry */
-  g2z_summary_free(s);
+  CHECK(t, s->count == 2 && s->points[1].outcome == G2Z_OUTCOME_FAILED);
+  CHECK(t, strstr(s->points[1].reason, "token 64"));
+  CHECK(t, s->points[1].repeats == 1); /* no retry */
   /* A report that cannot be written is printed. */
   CHECK_HAS(t, test_bench(t, 1, "scaling %s --gpus 1 --global-batch 1 --repeats 1 --steps 3000 "
                           "--out $D/full 2>&1 & until [ -d $D/full/run_scaling_1 ]; do :; done; "
@@ -446,7 +441,6 @@ static void test_bench_stopped(g2z_test *t) {
               test_text("bench: stopped by signal 15: the report holds %d of ", cases[i].runs));
     CHECK(t, test_files_count(t, test_text("%s/tokens.bin", cases[i].name)) == 0);
     g2z_summary *s = test_bench_summary(t, cases[i].name);
-    if (!s) continue;
     CHECK_HAS(t, s->work, test_text(", stopped by signal 15 after %d of ", cases[i].runs));
     for (int k = 0; k < (int)s->count; k++) { /* the first points are measured */
       const g2z_point *p = &s->points[k];
@@ -455,7 +449,6 @@ static void test_bench_stopped(g2z_test *t) {
       CHECK(t, p->outcome == (measured ? G2Z_OUTCOME_OK : G2Z_OUTCOME_SKIPPED));
       CHECK(t, measured ? p->figures.tokens_per_sec > 0 : strstr(p->reason, "was stopped") != NULL);
     }
-    g2z_summary_free(s);
   }
 }
 
@@ -465,7 +458,6 @@ static void test_bench_comm(g2z_test *t) {
                           "--out $D/comm"),
             "skipped: 1 rank: one rank has nothing to exchange: ");
   g2z_summary *s = test_bench_summary(t, "comm");
-  if (!s) return;
   CHECK(t, s->count == 1 + 2 * 5); /* five collectives */
   for (size_t i = 1; i < s->count; i++) {
     const g2z_figures *f = &s->points[i].figures;
@@ -477,7 +469,6 @@ static void test_bench_comm(g2z_test *t) {
     CHECK_NEAR(t, f->bus_gb_per_sec, bus, 1e-6 * bus);
     CHECK_NEAR(t, f->of_limit, bus / f->limit_gb_per_sec, 1e-6 * f->of_limit);
   }
-  g2z_summary_free(s);
 }
 
 /* Lines of nvidia-smi as an experiment collects them: GPU 0 takes 100 MiB after the start. */

@@ -62,13 +62,13 @@ static g2z_status test_saved_files(void *user, const char *directory) {
 /* Replaces the first `from` in DIRECTORY/name by `to`, which has the same length. */
 static void test_saved_replace(g2z_test *t, const char *directory, const char *name,
                                const char *from, const char *to) {
-  size_t bytes = 0;
-  char *text = test_run_read(t, directory, name, &bytes);
-  void *at = text ? memmem(text, bytes, from, strlen(from)) : NULL;
+  const char *path = test_text("%s/%s", directory, name);
+  size_t bytes;
+  char *text = test_file(t, path, &bytes);
+  void *at = memmem(text, bytes, from, strlen(from));
   CHECK(t, at != NULL && strlen(from) == strlen(to));
   if (at) memcpy(at, to, strlen(to));
-  test_write_file(t, test_text("%s/%s", directory, name), text, bytes);
-  g2z_release(&t->services, text);
+  test_write_file(t, path, text, bytes);
 }
 
 /* Training resumed from a checkpoint continues bit for bit as if it had not stopped. */
@@ -98,7 +98,6 @@ static void test_checkpoint_resume(g2z_test *t) {
     CHECK_OK(t, g2z_trainer_save(tt.trainer, at));
     test_saved_steps(t, tt.trainer, STEPS, losses, &last);
     CHECK_OK(t, g2z_trainer_save(tt.trainer, end));
-    test_trainer_close(&tt);
     if (config.dtype == G2Z_FP16) {
       CHECK(t, middle.skipped_total > 0 && last.skipped_total > middle.skipped_total);
       CHECK(t, last.applied > middle.applied + 4);
@@ -120,16 +119,15 @@ static void test_checkpoint_resume(g2z_test *t) {
     CHECK(t, losses[STEPS] > 0);
     CHECK(t, memcmp(losses + SAVE, resumed + SAVE, (STEPS - SAVE + 1) * sizeof(float)) == 0);
     test_sh(t, "diff -r %s %s", end, again);
-    test_trainer_close(&tt);
   }
 }
 
 /* Another stage, bucket size, type or global batch loads the same state. A fixed loss scale is not
  * saved as a dynamic one, and good steps with it do not count. */
 static void test_checkpoint_reshaped_with(g2z_test *t, g2z_optimizer kind) {
+  static float was[3 * 20000], is[3 * 20000];
   char shard[512], at[512];
-  float losses[32], *was = (float *)malloc(3 * 20000 * sizeof(float)),
-                    *is = (float *)malloc(3 * 20000 * sizeof(float));
+  float losses[32];
   g2z_train_config config = test_saved_config(t, shard);
   const int fixed = kind == G2Z_OPTIMIZER_ADAMW;
   test_trainer tt;
@@ -150,7 +148,6 @@ static void test_checkpoint_reshaped_with(g2z_test *t, g2z_optimizer kind) {
   for (int b = 0; b < 3; b++)
     CHECK_OK(t, g2z_trainer_read(tt.trainer, (g2z_buffer)b, 0, P, was + (size_t)b * P));
   CHECK_OK(t, g2z_trainer_save(tt.trainer, at));
-  test_trainer_close(&tt);
   config.optimizer.loss_scale = 4096;
   config.optimizer.loss_scale_dynamic = 1;
   for (int i = 0; i < 5; i++) {
@@ -173,10 +170,7 @@ static void test_checkpoint_reshaped_with(g2z_test *t, g2z_optimizer kind) {
     CHECK_OK(t, g2z_trainer_flush(tt.trainer, &report));
     CHECK(t, report.step == 9 && report.applied == 9);
     CHECK(t, report.loss_scale == (i % 2 ? 1.0f : 4096.0f) && report.loss < losses[7] + 0.5f);
-    test_trainer_close(&tt);
   }
-  free(was);
-  free(is);
 }
 
 static void test_checkpoint_reshaped(g2z_test *t) {
@@ -192,7 +186,6 @@ static void test_saved_position(g2z_test *t, const g2z_train_config *config, con
   REQUIRE_OK(t, test_trainer_open(t, config, &tt));
   CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
   CHECK(t, step < 0 ? !tt.trainer->loader : tt.trainer->loader->position.step == step);
-  test_trainer_close(&tt);
 }
 
 /* Other data restarts the epoch. The same data continues after the sequences that were read,
@@ -208,7 +201,6 @@ static void test_checkpoint_data(g2z_test *t) {
   REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
   test_saved_steps(t, tt.trainer, 1, losses, NULL);
   CHECK_OK(t, g2z_trainer_save(tt.trainer, at));
-  test_trainer_close(&tt);
   config.train_glob = NULL; /* the caller supplies the data */
   test_saved_position(t, &config, at, -1);
   config.train_glob = shard;
@@ -241,10 +233,10 @@ static void test_checkpoint_damage(g2z_test *t) {
   test_steps(t, tt.trainer, b.x, b.y, 1, losses, NULL);
   int flips = 0;
   for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-    size_t bytes = 0;
-    char *text = test_run_read(t, at, names[i], &bytes);
+    size_t bytes;
     char path[700];
     snprintf(path, sizeof path, "%s/%s", at, names[i]);
+    char *text = test_file(t, path, &bytes);
     for (size_t byte = 0; byte < bytes; byte += byte < 3000 ? 1 : 3, flips++) {
       char flipped = (char)(text[byte] ^ (1 << byte % 8));
       test_files_poke(t, path, byte, flipped);
@@ -263,17 +255,14 @@ static void test_checkpoint_damage(g2z_test *t) {
     CHECK_FORMAT(t, g2z_trainer_load(tt.trainer, at),
                  i ? "which belongs to it" : "no trainer_state.json");
     test_sh(t, "mv away %s", path);
-    g2z_release(&t->services, text);
   }
   CHECK(t, flips > 9000);
   test_steps(t, tt.trainer, b.x, b.y, 2, losses, NULL);
-  test_trainer_close(&tt);
   REQUIRE_OK(t, test_trainer_open(t, &config, &tt)); /* the failures left no trace */
   CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
   test_steps(t, tt.trainer, b.x, b.y, 1, after, NULL);
   test_steps(t, tt.trainer, b.x, b.y, 2, after, NULL);
   CHECK(t, losses[0] > 0 && memcmp(losses, after, 2 * sizeof(float)) == 0);
-  test_trainer_close(&tt);
 }
 
 /* Checkpoints that are intact but do not fit. */
@@ -329,12 +318,10 @@ static void test_checkpoint_refused(g2z_test *t) {
     if (sign) test_saved_sign(t, at, sign);
     CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
   }
-  test_trainer_close(&tt);
 
   config.model.vocab = 300; /* a model of another shape */
   REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
   CHECK_BAD(t, g2z_trainer_load(tt.trainer, at), "vocab=257");
-  test_trainer_close(&tt);
 }
 
 /* Full disks, permissions and memory: a sentence, no leftovers, and training continues. */
@@ -374,7 +361,6 @@ static void test_checkpoint_trouble(g2z_test *t) {
   CHECK_OK(t, g2z_trainer_save(tt.trainer, at));
   CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
   CHECK(t, test_files_count(t, "slashes") == 1 && test_files_count(t, "slashes/.partial") == 0);
-  test_trainer_close(&tt);
 }
 
 /* In a locale with a decimal comma the defaults and the files are the same. */
@@ -395,6 +381,5 @@ static void test_checkpoint_locale(g2z_test *t) {
   setlocale(LC_ALL, "C");
   CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
   CHECK_HAS(t, test_read(t, "at/trainer_state.json"), "\"beta1\": 0.9,");
-  test_trainer_close(&tt);
   unsetenv("LOCPATH");
 }

@@ -13,7 +13,7 @@ static g2z_status eval_file(g2z_model *model, const g2z_tokenizer *tokenizer, co
 /* Loss of ids[first .. n), each given the ids before it, from the logits. */
 static double eval_by_hand(g2z_test *t, g2z_model *model, const int32_t *ids, int first, int n) {
   const int V = model->config.vocab;
-  float *logits = (float *)malloc((size_t)n * (size_t)V * sizeof(float));
+  float *logits = (float *)test_memory(t, (size_t)n * (size_t)V * sizeof *logits);
   double sum = 0;
   CHECK_OK(t, g2z_model_logits(model, ids, 1, n - 1, logits));
   for (int i = first; i < n; i++) {
@@ -22,7 +22,6 @@ static double eval_by_hand(g2z_test *t, g2z_model *model, const int32_t *ids, in
     for (int v = 0; v < V; v++) total += exp((double)row[v]);
     sum += log(total) - (double)row[ids[i]];
   }
-  free(logits);
   return sum;
 }
 
@@ -39,25 +38,21 @@ static void eval_check_bytes(g2z_test *t) {
   static const char *const merges[] = {"#version: 0.2\n",
                                        "#version: 0.2\n\xC4\xA0 a\n\xC4\xA0" "a b\n"};
   for (int m = 0; m < 2; m++) {
-    g2z_tokenizer *tokenizer = NULL;
     g2z_eval_set set;
     memset(&set, 0, sizeof set);
-    REQUIRE_OK(t, g2z_tokenizer_parse(&t->services, "m", merges[m], strlen(merges[m]),
-                                      &tokenizer));
-    set.tokenizer = tokenizer;
+    test_write_file(t, test_path(t, "m"), merges[m], strlen(merges[m]));
+    set.tokenizer = test_tokenizer(t, test_path(t, "m"));
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-      g2z_tokens ids = test_bpe_encode(t, tokenizer, cases[i].ending, strlen(cases[i].ending), 0);
+      const char *ending = cases[i].ending;
+      g2z_tokens ids = test_bpe_encode(t, set.tokenizer, ending, strlen(ending), 0);
       CHECK_NEAR(t, g2ze_bytes(&set, ids.ids, ids.count), cases[i].bytes, 0);
-      g2z_tokens_free(&ids);
     }
-    g2z_tokenizer_free(tokenizer);
   }
 }
 
 /* 20 questions with four endings of one to five tokens each: acc and acc_norm computed by hand. */
 static void test_eval_questions(g2z_test *t) {
   enum { QUESTIONS = 20, ENDINGS = 4 };
-  g2z_context *context = NULL;
   g2z_model *model = NULL;
   int32_t head[256] = {20240522, 1, QUESTIONS, 0}, ids[64];
   uint16_t words[4096];
@@ -72,7 +67,7 @@ static void test_eval_questions(g2z_test *t) {
   g2z_eval_text(&huge, line);
   CHECK_HAS(t, line, "loss 500.0000 | perplexity 1.4e+217");
   eval_check_bytes(t);
-  REQUIRE_OK(t, inuse_open(t, "golden/tiny", G2Z_FP32, &context, &model));
+  REQUIRE_OK(t, inuse_open(t, "golden/tiny", G2Z_FP32, &model));
   for (int q = 0; q < QUESTIONS; q++) {
     const size_t begin = at;
     int begins = 1 + q % 9, best = 0, best_norm = 0;
@@ -99,7 +94,7 @@ static void test_eval_questions(g2z_test *t) {
     right_norm += best_norm == label;
     words[begin + 1] = (uint16_t)(2 * (at - begin));
   }
-  char *file = (char *)malloc(sizeof head + 2 * at);
+  char *file = (char *)test_memory(t, sizeof head + 2 * at);
   const char *path = test_path(t, "questions.bin");
   memcpy(file, head, sizeof head);
   memcpy(file + sizeof head, words, 2 * at);
@@ -128,8 +123,6 @@ static void test_eval_questions(g2z_test *t) {
             "damage %zu: status %d, \"%s\"", i, (int)status, t->services.error);
     file[damages[i].at] = was;
   }
-  free(file);
-  inuse_close(context, model);
 }
 
 /* A text of JSON that has ' in place of ". */
@@ -293,11 +286,9 @@ static void test_eval_formats(g2z_test *t) {
   const double A = log(1256), B = log(1.256);
   float values[V * C];
   g2z_train_config config = test_config_of(1, 2, C, CONTEXT, V);
-  g2z_context *context = NULL;
   g2z_model *model = NULL;
-  g2z_tokenizer *tokenizer = NULL;
+  g2z_tokenizer *tokenizer = test_tokenizer(t, NULL);
   test_trainer tt;
-  REQUIRE_OK(t, g2z_tokenizer_create(&t->services, NULL, &tokenizer));
   g2z_tokens z = test_bpe_encode(t, tokenizer, "z", 1, 0);
   REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
   const g2z_plan *plan = tt.trainer->plan;
@@ -310,8 +301,7 @@ static void test_eval_formats(g2z_test *t) {
   CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_MASTER, plan->unit[0].canonical, 2 * C,
                                 values));
   CHECK_OK(t, g2z_trainer_save_weights(tt.trainer, test_path(t, "weights")));
-  test_trainer_close(&tt);
-  REQUIRE_OK(t, inuse_open(t, test_path(t, "weights"), G2Z_FP32, &context, &model));
+  REQUIRE_OK(t, inuse_open(t, test_path(t, "weights"), G2Z_FP32, &model));
   for (size_t f = 0; f < sizeof eval_formats / sizeof *eval_formats; f++) {
     const eval_format *format = &eval_formats[f];
     const char *path = test_at(t, "%s%zu.jsonl", format->name, f);
@@ -336,15 +326,11 @@ static void test_eval_formats(g2z_test *t) {
     g2z_eval_free(set);
   }
   eval_check_refused(t, model, tokenizer);
-  g2z_tokens_free(&z);
-  g2z_tokenizer_free(tokenizer);
-  inuse_close(context, model);
 }
 
 /* An untrained model with a context of 16, saved as "weights" and opened for use; and the tokenizer
- * of a merge list (NULL: bytes). Freed by eval_close. */
+ * of a merge list (NULL: bytes). The test owns both. */
 typedef struct eval_kit {
-  g2z_context *context;
   g2z_model *model;
   g2z_tokenizer *tokenizer;
 } eval_kit;
@@ -353,17 +339,11 @@ static g2z_status eval_open(g2z_test *t, int vocab, const char *merges, eval_kit
   const g2z_train_config config = test_config_of(1, 2, 32, 16, vocab);
   const char *weights = test_at(t, "weights");
   test_trainer tt;
-  memset(kit, 0, sizeof *kit);
   g2z_status status = test_trainer_open(t, &config, &tt);
   if (status == G2Z_OK) status = g2z_trainer_save_weights(tt.trainer, weights);
-  test_trainer_close(&tt);
-  if (status == G2Z_OK) status = inuse_open(t, weights, G2Z_FP32, &kit->context, &kit->model);
-  return status == G2Z_OK ? g2z_tokenizer_create(&t->services, merges, &kit->tokenizer) : status;
-}
-
-static void eval_close(eval_kit *kit) {
-  g2z_tokenizer_free(kit->tokenizer);
-  inuse_close(kit->context, kit->model);
+  if (status == G2Z_OK) status = inuse_open(t, weights, G2Z_FP32, &kit->model);
+  kit->tokenizer = test_tokenizer(t, merges);
+  return status;
 }
 
 /* A text, its documents and its tokens: three functions and a computation by hand give one loss. */
@@ -434,14 +414,12 @@ static void test_eval_texts(g2z_test *t) {
     CHECK(t, status != G2Z_OK && strstr(t->services.error, refused[i].says));
   }
   CHECK_BAD(t, eval_file(model, NULL, test_path(t, "a.txt"), &text), "--vocab");
-  g2z_tokens_free(&encoded);
-  eval_close(&kit);
 }
 
 /* A mask with more bits than one read takes, and a shard that has grown since it was read. */
 static void eval_check_mask(g2z_test *t) {
   enum { MANY = 40000 };
-  int32_t *ids = (int32_t *)malloc(MANY * sizeof *ids);
+  int32_t *ids = (int32_t *)test_memory(t, MANY * sizeof *ids);
   const char *path = test_path(t, "many.bin");
   test_mask_shard(t, path, G2Z_SHARD_RAW, 0, MANY, 1);
   for (int i = 0; i < MANY; i++) ids[i] = i;
@@ -449,7 +427,6 @@ static void eval_check_mask(g2z_test *t) {
                "had 39999 tokens when it was read and has 40000 now");
   CHECK_OK(t, g2z_shard_mask(&t->services, path, ids, MANY));
   for (int i = 0; i < MANY; i++) CHECK(t, ids[i] == i + (mask_counts(i) ? 0 : G2Z_UNCOUNTED));
-  free(ids);
 }
 
 /* The loss of a shard with a mask covers only tokens that count: by hand and in validation. In the
@@ -457,9 +434,7 @@ static void eval_check_mask(g2z_test *t) {
 static void test_eval_masks(g2z_test *t) {
   enum { CONTEXT = 16, V = 61, COUNT = 4 * CONTEXT + 1 };
   g2z_train_config config = test_config_of(1, 2, 32, CONTEXT, V);
-  g2z_context *context = NULL;
   g2z_model *model = NULL;
-  g2z_loader *loader = NULL;
   test_trainer tt;
   g2z_eval result;
   int32_t ids[COUNT], marked[COUNT];
@@ -474,7 +449,7 @@ static void test_eval_masks(g2z_test *t) {
   }
   REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
   CHECK_OK(t, g2z_trainer_save_weights(tt.trainer, test_path(t, "weights")));
-  REQUIRE_OK(t, inuse_open(t, test_path(t, "weights"), G2Z_FP32, &context, &model));
+  REQUIRE_OK(t, inuse_open(t, test_path(t, "weights"), G2Z_FP32, &model));
   for (int i = 1; i < COUNT; i++) {
     const int begin = (i - 1) / CONTEXT * CONTEXT;
     if (marked[i] & G2Z_UNCOUNTED) continue;
@@ -491,11 +466,8 @@ static void test_eval_masks(g2z_test *t) {
   }
   g2z_loader_config data = test_loader_config(path, 1, CONTEXT);
   data.vocab = V;
-  REQUIRE_OK(t, g2z_loader_create(&t->services, &data, &loader));
-  CHECK_OK(t, g2z_trainer_validate(tt.trainer, loader, 4, NULL, NULL, &validated));
+  CHECK_OK(t, g2z_trainer_validate(tt.trainer, test_loader(t, &data), 4, NULL, NULL, &validated));
   CHECK_NEAR(t, result.loss, validated, 1e-6);
-  g2z_loader_free(loader);
-  test_trainer_close(&tt);
   /* A mask that leaves out all tokens, and another shard's mask. */
   for (int i = 0; i < COUNT; i++) marked[i] |= G2Z_UNCOUNTED;
   test_shard(t, "a.bin", G2Z_SHARD_RAW, marked, COUNT);
@@ -503,7 +475,6 @@ static void test_eval_masks(g2z_test *t) {
   ids[0]++;
   test_write_file(t, path, ids, 2 * COUNT);
   CHECK_FORMAT(t, eval_file(model, NULL, path, &result), "a.mask is the mask of another shard");
-  inuse_close(context, model);
 }
 
 typedef struct eval_heard {
@@ -534,22 +505,23 @@ static void test_eval_writes(g2z_test *t) {
   static const char prompt[] = "\xc3\xa9 \x1b[2J \xff \xe2\x82";
   eval_kit kit;
   char *text;
-  size_t bytes, prompt_tokens, controls = 0;
+  int32_t ids[64 + TOKENS];
+  size_t bytes, controls = 0;
   g2z_sampling sampling = g2z_sampling_default();
   static eval_heard heard, want;
   heard.bytes = want.bytes = 0;
   REQUIRE_OK(t, eval_open(t, 257, NULL, &kit));
   g2z_model *model = kit.model;
   const g2z_tokenizer *tokenizer = kit.tokenizer;
-  g2z_tokens ids = test_bpe_encode(t, tokenizer, prompt, strlen(prompt), G2Z_ENCODE_DEFAULT);
-  prompt_tokens = ids.count;
-  CHECK_OK(t, g2z_tokens_reserve(&t->services, &ids, prompt_tokens + TOKENS));
-  CHECK_OK(t, g2z_model_generate(model, 1, ids.ids, prompt_tokens + TOKENS, &ids.count, &sampling,
+  const g2z_tokens begin = test_bpe_encode(t, tokenizer, prompt, strlen(prompt), 0);
+  size_t count = begin.count;
+  memcpy(ids, begin.ids, count * sizeof *ids);
+  CHECK_OK(t, g2z_model_generate(model, 1, ids, count + TOKENS, &count, &sampling,
                                  g2z_tokenizer_eot(tokenizer), NULL, NULL));
-  if (ids.ids[ids.count - 1] == g2z_tokenizer_eot(tokenizer)) ids.count--;
-  CHECK(t, ids.count > prompt_tokens + 50);
-  CHECK_OK(t, g2z_decode(&t->services, tokenizer, ids.ids + prompt_tokens,
-                         ids.count - prompt_tokens, &text, &bytes));
+  if (ids[count - 1] == g2z_tokenizer_eot(tokenizer)) count--;
+  CHECK(t, count > begin.count + 50);
+  CHECK_OK(t, g2z_decode(&t->services, tokenizer, ids + begin.count, count - begin.count, &text,
+                         &bytes));
   eval_show(&want, prompt, strlen(prompt));
   eval_show(&want, text, bytes);
   CHECK_OK(t, g2z_write_text(model, tokenizer, prompt, TOKENS, &sampling, eval_hear, &heard));
@@ -557,8 +529,6 @@ static void test_eval_writes(g2z_test *t) {
   for (size_t i = 0; i < heard.bytes; i++) controls += heard.text[i] == 0x1b;
   CHECK(t, controls == 0);
   g2z_release(&t->services, text);
-  g2z_tokens_free(&ids);
-  eval_close(&kit);
 }
 
 /* The loss that `output` contains for a file, after the first `after`; -1: none. */
@@ -678,6 +648,4 @@ static void test_examples(g2z_test *t) {
   /* The compile commands in the sources work. */
   CHECK(t, test_shell("for f in generate score; do $(sed -n 's/^ \\*     cc -O3/cc "
                       "-fsyntax-only/p' examples/$f.c) || exit 1; done 2>&1", output, sizeof output) == 0);
-  g2z_tokens_free(&ids);
-  eval_close(&kit);
 }

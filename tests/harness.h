@@ -4,6 +4,7 @@
 #include <arpa/inet.h>
 #include <ftw.h>
 #include <locale.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <sys/inotify.h>
 #include <sys/ioctl.h>
@@ -25,6 +26,12 @@ typedef struct g2z_test {
   long allocations;      /* blocks that are live now */
   long fail_at;          /* > 0: the allocation in so many calls and all later ones fail */
   g2z_plan *plans[2];    /* the last two of test_plan */
+  struct test_owned {
+    void (*end)(void *what);
+    void *what;
+  } *owned;              /* [owned_count], see test_own */
+  int owned_count;
+  jmp_buf stopped;
 } g2z_test;
 
 static void *test_allocate(void *user, size_t bytes) {
@@ -97,6 +104,42 @@ static void test_status(g2z_test *t, const char *file, int line, const char *tex
 }
 #define CHECK_OK(t, call) \
   test_status(t, __FILE__, __LINE__, #call, call, G2Z_OK, &(t)->services, NULL)
+
+/* Stops a test whose precondition fails: the failure is counted, and the rest would only crash. */
+#define REQUIRE_OK(t, call)                                        \
+  do {                                                             \
+    g2z_status required_ = (call);                                 \
+    (t)->checks++;                                                 \
+    if (required_ != G2Z_OK) {                                     \
+      test_fail(t, __FILE__, __LINE__, "%s: %s", #call, (t)->services.error); \
+      longjmp((t)->stopped, 1);                                    \
+    }                                                              \
+  } while (0)
+
+/* The test owns what its helpers open, and their memory. Its runner ends all of it, the last first,
+ * and then looks for leaks. */
+static void test_own(g2z_test *t, void (*end)(void *what), void *what) {
+  t->owned = (struct test_owned *)realloc(t->owned, (size_t)(t->owned_count + 1) * sizeof *t->owned);
+  if (!t->owned) abort();
+  t->owned[t->owned_count].end = end;
+  t->owned[t->owned_count++].what = what;
+}
+
+/* Ends what the test owns, except the first `kept`. */
+static void test_end(g2z_test *t, int kept) {
+  while (t->owned_count > kept) {
+    const struct test_owned last = t->owned[--t->owned_count];
+    last.end(last.what);
+  }
+}
+
+/* Zeroed memory that the test owns. */
+static void *test_memory(g2z_test *t, size_t bytes) {
+  void *memory = calloc(1, bytes ? bytes : 1);
+  if (!memory) abort();
+  test_own(t, free, memory);
+  return memory;
+}
 
 static double test_cpu_seconds(void) {
   struct timespec used;
@@ -251,21 +294,23 @@ static int test_files_count(const g2z_test *t, const char *below) {
   return count;
 }
 
-/* The text of a file below the test's directory; valid for eight calls. An unreadable file is a
- * failure and gives "". */
-#define test_read(t, ...) test_read_path(t, test_at(t, __VA_ARGS__))
-static char *test_read_path(g2z_test *t, const char *path) {
-  static char *texts[8], none[1];
-  static int turn;
-  static g2z_services services;
-  char **text = &texts[turn++ % 8];
-  size_t bytes;
-  free(*text);
-  *text = NULL;
-  g2z_status status = g2z_read_file(&services, path, (size_t)1 << 26, text, &bytes);
-  CHECK_STATUS(t, status, G2Z_OK, &services, NULL);
-  return status == G2Z_OK ? *text : none;
+/* All of a file. The test owns it. An unreadable file is a failure and gives "". */
+static char *test_file(g2z_test *t, const char *path, size_t *bytes) {
+  g2z_services services; /* the test may use its own to make allocations fail */
+  char *text = NULL;
+  size_t size = 0;
+  memset(&services, 0, sizeof services);
+  CHECK_STATUS(t, g2z_read_file(&services, path, (size_t)1 << 26, &text, &size), G2Z_OK, &services,
+               NULL);
+  char *copy = (char *)test_memory(t, size + 1);
+  if (text) memcpy(copy, text, size);
+  if (bytes) *bytes = size;
+  free(text);
+  return copy;
 }
+
+/* The text of a file below the test's directory. */
+#define test_read(t, ...) test_file(t, test_at(t, __VA_ARGS__), NULL)
 
 /* Whether a file or directory of this name exists below the test's directory. */
 static int test_there(const g2z_test *t, const char *name) {
@@ -442,19 +487,32 @@ static int test_attention_leaves_out(g2z_dtype dtype, int queries) {
 
 /* ----- trainers ---------------------------------------------------------- */
 
-/* A trainer on rank 0 of 1, freed by test_trainer_close. */
+static void test_end_context(void *context) { g2z_context_free((g2z_context *)context); }
+static void test_end_trainer(void *trainer) { g2z_trainer_free((g2z_trainer *)trainer); }
+
+/* The test owns the context. */
+static g2z_status test_context(g2z_test *t, g2z_device_kind device, g2z_context **out) {
+  g2z_context_config config = g2z_context_config_default(&t->services);
+  config.device = device;
+  g2z_status status = g2z_context_create(&config, out);
+  if (status == G2Z_OK) test_own(t, test_end_context, *out);
+  return status;
+}
+
+/* A trainer on rank 0 of 1. The test owns it; test_trainer_close frees it, and what came later. */
 typedef struct test_trainer {
   g2z_context *context;
   g2z_trainer *trainer;
+  int before;                    /* what the test owned before */
 } test_trainer;
 
 static g2z_status test_trainer_on(g2z_test *t, g2z_device_kind device,
                                   const g2z_train_config *config, test_trainer *out) {
-  g2z_context_config cc = g2z_context_config_default(&t->services);
-  cc.device = device;
   memset(out, 0, sizeof *out);
-  g2z_status status = g2z_context_create(&cc, &out->context);
+  out->before = t->owned_count;
+  g2z_status status = test_context(t, device, &out->context);
   if (status == G2Z_OK) status = test_trainer_create(out->context, config, &out->trainer);
+  if (status == G2Z_OK) test_own(t, test_end_trainer, out->trainer);
   return status;
 }
 
@@ -463,21 +521,7 @@ static g2z_status test_trainer_open(g2z_test *t, const g2z_train_config *config,
   return test_trainer_on(t, G2Z_DEVICE_CPU, config, out);
 }
 
-static void test_trainer_close(test_trainer *tt) {
-  g2z_trainer_free(tt->trainer);
-  g2z_context_free(tt->context);
-}
-
-/* Stops a test whose precondition fails: the failure is counted, and the rest would only crash. */
-#define REQUIRE_OK(t, call)                                        \
-  do {                                                             \
-    g2z_status required_ = (call);                                 \
-    (t)->checks++;                                                 \
-    if (required_ != G2Z_OK) {                                     \
-      test_fail(t, __FILE__, __LINE__, "%s: %s", #call, (t)->services.error); \
-      return;                                                      \
-    }                                                              \
-  } while (0)
+static void test_trainer_close(g2z_test *t, const test_trainer *tt) { test_end(t, tt->before); }
 
 static void test_tokens(int32_t *tokens, size_t count, int vocab, uint64_t seed) {
   for (size_t i = 0; i < count; i++) {
@@ -516,14 +560,20 @@ static void test_steps(g2z_test *t, g2z_trainer *trainer, const int32_t *x, cons
 
 /* ----- runs -------------------------------------------------------------- */
 
+static g2z_status test_shard_write(g2z_test *t, const char *path, g2z_shard_format format,
+                                   uint64_t vocab_hash, const int32_t *ids, int count) {
+  g2z_shard_writer *writer = NULL;
+  g2z_status status = g2z_shard_writer_create(&t->services, path, format, vocab_hash, &writer);
+  if (status == G2Z_OK) status = g2z_shard_writer_append(writer, ids, (size_t)count);
+  if (status == G2Z_OK) status = g2z_shard_writer_commit(writer);
+  g2z_shard_writer_free(writer);
+  return status;
+}
+
 /* A shard of these tokens in the test's directory. */
 static void test_shard(g2z_test *t, const char *name, g2z_shard_format format, const int32_t *ids,
                        int count) {
-  g2z_shard_writer *writer = NULL;
-  CHECK_OK(t, g2z_shard_writer_create(&t->services, test_path(t, name), format, 0, &writer));
-  if (writer) CHECK_OK(t, g2z_shard_writer_append(writer, ids, (size_t)count));
-  if (writer) CHECK_OK(t, g2z_shard_writer_commit(writer));
-  g2z_shard_writer_free(writer);
+  CHECK_OK(t, test_shard_write(t, test_path(t, name), format, 0, ids, count));
 }
 
 /* A shard of byte-level tokens, regular enough for a tiny model to learn: "0 1 2 ... 9 0 1 ...". */
@@ -578,34 +628,28 @@ typedef struct test_run_seen {
   char sample[512], line[512];
 } test_run_seen;
 
-typedef struct test_opened_run {
-  g2z_context *context;
-  g2z_run *run;
-} test_opened_run;
+static void test_end_run(void *run) { g2z_run_free((g2z_run *)run); }
 
-/* Opens a run on a CPU; freed by test_run_close. */
-static g2z_status test_run_open(g2z_test *t, const g2z_run_config *config, test_opened_run *out) {
-  g2z_context_config cc = g2z_context_config_default(&t->services);
-  cc.device = G2Z_DEVICE_CPU;
-  memset(out, 0, sizeof *out);
-  g2z_status status = g2z_context_create(&cc, &out->context);
-  return status == G2Z_OK ? g2z_run_create(out->context, config, &out->run) : status;
-}
-
-static void test_run_close(test_opened_run *opened) {
-  g2z_run_free(opened->run);
-  g2z_context_free(opened->context);
+/* A run on a CPU. The test owns it. */
+static g2z_status test_run_open(g2z_test *t, const g2z_run_config *config, g2z_run **out) {
+  g2z_context *context = NULL;
+  g2z_status status = test_context(t, G2Z_DEVICE_CPU, &context);
+  *out = NULL;
+  if (status == G2Z_OK) status = g2z_run_create(context, config, out);
+  if (*out) test_own(t, test_end_run, *out);
+  return status;
 }
 
 static int test_run_stop_at; /* test_run_all asks to stop after this step; 0: never */
 
 static g2z_status test_run_all(g2z_test *t, const g2z_run_config *config, test_run_seen *seen) {
-  test_opened_run opened;
+  const int before = t->owned_count;
+  g2z_run *run;
   g2z_run_event event;
   memset(seen, 0, sizeof *seen);
-  g2z_status status = test_run_open(t, config, &opened);
+  g2z_status status = test_run_open(t, config, &run);
   while (status == G2Z_OK && !seen->done) {
-    status = g2z_run_next(opened.run, &event);
+    status = g2z_run_next(run, &event);
     if (status != G2Z_OK) break;
     CHECK(t, event.line && *event.line);
     if (config->resume && seen->last_step == 0)
@@ -613,7 +657,7 @@ static g2z_status test_run_all(g2z_test *t, const g2z_run_config *config, test_r
     if (event.kind == G2Z_RUN_STEP) {
       if (seen->steps++ == 0) seen->first_loss = event.metrics.loss;
       CHECK(t, event.metrics.step == seen->last_step + 1);
-      if (event.metrics.step == test_run_stop_at) g2z_run_request_stop(opened.run, SIGTERM);
+      if (event.metrics.step == test_run_stop_at) g2z_run_request_stop(run, SIGTERM);
       CHECK(t, event.eta_seconds >= 0 && event.tokens_per_second > 0);
       seen->last_step = event.metrics.step;
       seen->last_loss = event.metrics.loss;
@@ -632,16 +676,8 @@ static g2z_status test_run_all(g2z_test *t, const g2z_run_config *config, test_r
       snprintf(seen->line, sizeof seen->line, "%s", event.line);
     }
   }
-  test_run_close(&opened);
+  test_end(t, before);
   return status;
-}
-
-/* All of DIRECTORY/name; NULL counts as a failure. Freed with g2z_release. */
-static char *test_run_read(g2z_test *t, const char *directory, const char *name, size_t *bytes) {
-  char path[700], *text = NULL;
-  snprintf(path, sizeof path, "%s/%s", directory, name);
-  CHECK_OK(t, g2z_read_file(&t->services, path, (size_t)1 << 26, &text, bytes));
-  return text;
 }
 
 /* The first character of the value at "a.b.0.c" in a JSON text; 0 if there is none. */
@@ -687,8 +723,7 @@ static int test_train_is_there(void) { return access(test_train_program(), X_OK)
 
 /* ----- checkpoints ------------------------------------------------------- */
 
-/* A tiny model that reads "digits.bin": 125 sequences of 16. The caller frees with
- * test_trainer_close. */
+/* A tiny model that reads "digits.bin": 125 sequences of 16. */
 static g2z_train_config test_saved_config(g2z_test *t, char shard[512]) {
   g2z_train_config config = test_config_of(1, 1, 16, 16, 257);
   snprintf(shard, 512, "%s", test_path(t, "digits.bin"));
@@ -702,25 +737,17 @@ static g2z_train_config test_saved_config(g2z_test *t, char shard[512]) {
 
 /* Updates a file's line in CHECKSUMS, as if the checkpoint had been saved with it. */
 static void test_saved_sign(g2z_test *t, const char *directory, const char *name) {
-  char path[700], entry[120];
-  size_t bytes = 0, file_bytes = 0;
-  char *text = test_run_read(t, directory, "CHECKSUMS", &bytes);
-  char *file = test_run_read(t, directory, name, &file_bytes);
-  snprintf(entry, sizeof entry, " %zu 0 %s\n", file_bytes, name);
-  char *at = text && file ? strstr(text, entry) : NULL;
+  const char *path = test_text("%s/CHECKSUMS", directory);
+  size_t bytes, file_bytes;
+  char *text = test_file(t, path, &bytes), *last = text + bytes - 1; /* the last line's start */
+  const char *file = test_file(t, test_text("%s/%s", directory, name), &file_bytes);
+  char *at = strstr(text, test_text(" %zu 0 %s\n", file_bytes, name));
   CHECK(t, at != NULL);
-  if (at) {
-    char *last = text + bytes - 1; /* the start of the last line */
-    while (last[-1] != '\n') last--;
-    snprintf(entry, sizeof entry, "%08" PRIx32, g2z_crc32c(0, file, file_bytes));
-    memcpy(at - 8, entry, 8);
-    snprintf(entry, sizeof entry, "%08" PRIx32, g2z_crc32c(0, text, (size_t)(last - text)));
-    memcpy(last, entry, 8);
-    snprintf(path, sizeof path, "%s/CHECKSUMS", directory);
-    test_write_file(t, path, text, bytes);
-  }
-  g2z_release(&t->services, text);
-  g2z_release(&t->services, file);
+  if (!at) return;
+  while (last[-1] != '\n') last--;
+  memcpy(at - 8, test_text("%08" PRIx32, g2z_crc32c(0, file, file_bytes)), 8);
+  memcpy(last, test_text("%08" PRIx32, g2z_crc32c(0, text, (size_t)(last - text))), 8);
+  test_write_file(t, path, text, bytes);
 }
 
 /* ----- the configs of ZeRO ----------------------------------------------- */
@@ -794,7 +821,7 @@ typedef struct test_ranks {
   pid_t pid[TEST_RANKS];        /* 0: has ended */
   int code[TEST_RANKS];         /* exit code; 128 + signal; -1: had to be killed at the deadline */
   double ended[TEST_RANKS];     /* g2z_seconds() */
-  char *output[TEST_RANKS];     /* its output, once it has ended; freed by test_ranks_free */
+  char *output[TEST_RANKS];     /* its output, once it has ended */
 } test_ranks;
 
 /* The first of 16 ports. Tests that run at the same time, in this process or another, use different
@@ -907,10 +934,7 @@ static void test_ranks_wait(g2z_test *t, test_ranks *ranks, double seconds) {
       ranks->ended[r] = g2z_seconds();
       ranks->code[r] = late ? -1 : WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
       ranks->pid[r] = 0;
-      size_t bytes;
-      g2z_release(&t->services, ranks->output[r]);
-      CHECK_OK(t, g2z_read_file(&t->services, test_ranks_file(t, ranks, r), 1 << 24,
-                                &ranks->output[r], &bytes));
+      ranks->output[r] = test_file(t, test_ranks_file(t, ranks, r), NULL);
     }
     struct timespec pause = {0, 5000000};
     if (running) nanosleep(&pause, NULL);
@@ -948,16 +972,11 @@ static void test_ranks_check(g2z_test *t, const char *file, int line, const test
               ranks->code[rank], want, part ? part : "", output);
 }
 
-static void test_ranks_free(g2z_test *t, test_ranks *ranks) {
-  for (int r = 0; r < TEST_RANKS; r++) g2z_release(&t->services, ranks->output[r]);
-}
-
 /* All ranks end with this code and this output within `seconds`. */
 static void test_ranks_end(g2z_test *t, test_ranks *ranks, double seconds, int code,
                            const char *says) {
   test_ranks_wait(t, ranks, seconds);
   for (int r = 0; r < ranks->world; r++) CHECK_RANK(t, ranks, r, code, says);
-  test_ranks_free(t, ranks);
 }
 
 /* Runs a rank program on `world` ranks, all of which end this way within two minutes. */

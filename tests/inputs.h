@@ -279,14 +279,11 @@ static g2z_status test_weights_open(g2z_context *context, const char *directory)
 static void test_weights_split(g2z_test *t) {
   const g2z_train_config config = test_weights_model();
   const char *directory = test_at(t, "split");
-  g2z_context_config cc = g2z_context_config_default(&t->services);
   g2z_context *context;
   test_inputs_weights(t);
   test_weights_equal(t, &config, directory);
-  cc.device = G2Z_DEVICE_CPU;
-  REQUIRE_OK(t, g2z_context_create(&cc, &context));
+  REQUIRE_OK(t, test_context(t, G2Z_DEVICE_CPU, &context));
   CHECK_NO_MEMORY(t, 8, 200, test_weights_open(context, directory), 1);
-  g2z_context_free(context);
 }
 
 /* ----- the hash of a vocabulary ------------------------------------------ */
@@ -296,33 +293,24 @@ static void test_vocab_hash(g2z_test *t) {
   static const uint64_t hashes[] = {0, 0x123456789abcdef0u};
   static const char merges[] = "#version: 0.2\nt h\nth e\n", other[] = "#version: 0.2\nt h\nh e\n";
   int32_t ids[100];
-  g2z_loader *loader;
   g2z_tokenizer *tokenizer, *again;
   memset(ids, 0, sizeof ids);
   for (int i = 0; i < 2; i++) {
     const char *path = test_path(t, "a.bin");
-    g2z_shard_writer *writer;
-    REQUIRE_OK(t, g2z_shard_writer_create(&t->services, path, G2Z_SHARD_LLMC, hashes[i], &writer));
-    CHECK_OK(t, g2z_shard_writer_append(writer, ids, 100));
-    CHECK_OK(t, g2z_shard_writer_commit(writer));
-    g2z_shard_writer_free(writer);
+    CHECK_OK(t, test_shard_write(t, path, G2Z_SHARD_LLMC, hashes[i], ids, 100));
     CHECK(t, memcmp(test_read(t, "a.bin") + 12, &hashes[i], 8) == 0);
     g2z_loader_config config = test_loader_config(path, 2, 8);
-    REQUIRE_OK(t, g2z_loader_create(&t->services, &config, &loader));
+    const g2z_loader *loader = test_loader(t, &config);
     CHECK(t, loader->vocab_hash == hashes[i] && (loader->vocab_shard != NULL) == i);
-    g2z_loader_free(loader);
   }
-  CHECK_OK(t, g2z_tokenizer_create(&t->services, NULL, &tokenizer));
-  CHECK(t, g2z_tokenizer_hash(tokenizer) == 0xcbf29ce484222325u);
-  g2z_tokenizer_free(tokenizer);
+  CHECK(t, g2z_tokenizer_hash(test_tokenizer(t, NULL)) == 0xcbf29ce484222325u);
   CHECK_OK(t, g2z_tokenizer_parse(&t->services, "m", merges, sizeof merges - 1, &tokenizer));
   CHECK_OK(t, g2z_tokenizer_parse(&t->services, "m", other, sizeof other - 1, &again));
   CHECK(t, g2z_tokenizer_hash(tokenizer) != g2z_tokenizer_hash(again));
   g2z_tokenizer_free(again);
   CHECK_OK(t, g2z_tokenizer_write_merges(&t->services, tokenizer, test_path(t, "again")));
-  CHECK_OK(t, g2z_tokenizer_create(&t->services, test_path(t, "again"), &again));
+  again = test_tokenizer(t, test_path(t, "again"));
   CHECK(t, g2z_tokenizer_hash(tokenizer) == g2z_tokenizer_hash(again));
-  g2z_tokenizer_free(again);
   g2z_tokenizer_free(tokenizer);
   /* A trainer takes it from weights or from a checkpoint, and lends it with its model. */
   g2z_train_config config = test_config_of(1, 2, 16, 8, 61);
@@ -335,6 +323,5 @@ static void test_vocab_hash(g2z_test *t) {
     if (i == 0) CHECK_OK(t, g2z_trainer_save(tt.trainer, test_at(t, "saved")));
     if (i == 2) CHECK_OK(t, g2z_trainer_load(tt.trainer, test_at(t, "saved")));
     CHECK(t, tt.trainer->model.config.vocab_hash == hashes[1]);
-    test_trainer_close(&tt);
   }
 }

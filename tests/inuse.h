@@ -3,32 +3,30 @@
 
 /* ----- a model against golden values, and against the trainer -------------- */
 
+static void test_end_model(void *model) { g2z_model_free((g2z_model *)model); }
+
+/* The test owns the model. */
 static g2z_status inuse_open_on(g2z_test *t, g2z_device_kind device, const char *directory,
-                                g2z_dtype dtype, g2z_context **context, g2z_model **out) {
-  g2z_context_config config = g2z_context_config_default(&t->services);
-  config.device = device;
+                                g2z_dtype dtype, g2z_model **out) {
+  g2z_context *context;
   *out = NULL;
-  g2z_status status = g2z_context_create(&config, context);
-  return status == G2Z_OK ? test_model_open(*context, directory, dtype, out) : status;
+  g2z_status status = test_context(t, device, &context);
+  if (status == G2Z_OK) status = test_model_open(context, directory, dtype, out);
+  if (status == G2Z_OK) test_own(t, test_end_model, *out);
+  return status;
 }
 
 static g2z_status inuse_open(g2z_test *t, const char *directory, g2z_dtype dtype,
-                             g2z_context **context, g2z_model **out) {
-  return inuse_open_on(t, G2Z_DEVICE_CPU, directory, dtype, context, out);
-}
-
-static void inuse_close(g2z_context *context, g2z_model *model) {
-  g2z_model_free(model);
-  g2z_context_free(context);
+                             g2z_model **out) {
+  return inuse_open_on(t, G2Z_DEVICE_CPU, directory, dtype, out);
 }
 
 /* Scores and logits of golden/tiny equal Hugging Face's. An ignored target has no loss and changes
  * no other; nor do more sequences than run at a time change anything. */
 static void test_model_scores(g2z_test *t) {
   enum { B = 3, T = 20, V = 131, MANY = 500 };
-  g2z_context *context = NULL;
   g2z_model *model;
-  REQUIRE_OK(t, inuse_open(t, "golden/tiny", G2Z_FP32, &context, &model));
+  REQUIRE_OK(t, inuse_open(t, "golden/tiny", G2Z_FP32, &model));
   size_t count;
   int32_t *x = test_golden_tokens(t, "x", &count), *y = test_golden_tokens(t, "y", &count);
   float *loss = test_golden(t, "loss", &count), *want = test_golden(t, "logits", &count);
@@ -53,8 +51,8 @@ static void test_model_scores(g2z_test *t) {
   CHECK_OK(t, g2z_model_score(model, x, y, B, T, NULL, &less));
   CHECK(t, isnan(less));
 
-  int32_t *many = (int32_t *)malloc(2 * MANY * T * sizeof *many), *targets = many + MANY * T;
-  float *each = (float *)malloc(MANY * T * sizeof *each);
+  int32_t *many = (int32_t *)test_memory(t, 2 * MANY * T * sizeof *many), *targets = many + MANY * T;
+  float *each = (float *)test_memory(t, MANY * T * sizeof *each);
   for (int i = 0; i < MANY * T; i++) many[i] = x[i % (B * T)], targets[i] = x[(i + 1) % (B * T)];
   CHECK_OK(t, g2z_model_score(model, many, targets, MANY, T, each, &mean));
   for (int i = B * T; i < MANY * T; i++) CHECK(t, each[i] == each[i % (B * T)]);
@@ -64,13 +62,6 @@ static void test_model_scores(g2z_test *t) {
   x[7] = 0, y[9] = -2;
   CHECK_BAD(t, g2z_model_score(model, x, y, B, T, losses, &mean), "target=-2 at position 9");
   CHECK_BAD(t, g2z_model_logits(model, x, 1, model->config.context + 1, each), "T=");
-  free(many);
-  free(each);
-  free(want);
-  free(loss);
-  free(x);
-  free(y);
-  inuse_close(context, model);
 }
 
 /* A model holds weights and one block's activations only. Many sequences also take a key-value
@@ -80,12 +71,11 @@ static void test_model_cache(g2z_test *t) {
   enum { MANY = 64, T = 20 };
   static const int counts[] = {MANY, 7}, rooms[] = {T, 3};
   static int32_t ids[2][2][MANY * T];
-  g2z_context *context = NULL;
   g2z_model *model;
   int32_t x[MANY * T];
   double mean[2];
   g2z_sampling sampling = g2z_sampling_default();
-  REQUIRE_OK(t, inuse_open(t, "golden/tiny", G2Z_FP32, &context, &model));
+  REQUIRE_OK(t, inuse_open(t, "golden/tiny", G2Z_FP32, &model));
   test_tokens(x, MANY * T, model->config.vocab, 3);
   CHECK_OK(t, g2z_model_score(model, x, x, 1, T, NULL, &mean[0]));
   const g2z_plan *plan = model->plan;
@@ -113,7 +103,6 @@ static void test_model_cache(g2z_test *t) {
     CHECK_OK(t, g2z_model_score(model, x, x, MANY, T, NULL, &mean[again]));
   }
   CHECK(t, mean[0] == mean[1] && memcmp(ids[0], ids[1], sizeof ids[0]) == 0);
-  inuse_close(context, model);
 }
 
 /* ----- targets that are left out of a training ------------------------------- */
@@ -136,29 +125,25 @@ static void test_masked(g2z_test *t) {
   REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
   const size_t count = tt.trainer->plan->parameters;
   CHECK(t, count <= MOST);
-  CHECK_OK(t, g2z_trainer_step_batch(tt.trainer, x, y, &report));
-  CHECK_OK(t, g2z_trainer_flush(tt.trainer, &report));
+  test_steps(t, tt.trainer, x, y, 1, NULL, &report);
   CHECK(t, report.counted == T && report.applied == 1);
   CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_MASTER, 0, count, before));
-  CHECK_OK(t, g2z_trainer_step_batch(tt.trainer, x, none, &report));
-  CHECK_OK(t, g2z_trainer_flush(tt.trainer, &report));
+  test_steps(t, tt.trainer, x, none, 1, NULL, &report);
   CHECK(t, isnan(report.loss) && report.grad_norm == 0 && report.skipped && report.counted == 0);
   CHECK(t, report.applied == 1);
   CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_MASTER, 0, count, after));
   CHECK(t, memcmp(after, before, count * sizeof *after) == 0);
   none[3] = -2;
   CHECK_BAD(t, g2z_trainer_step_batch(tt.trainer, x, none, &report), "target=-2 at position 3");
-  test_trainer_close(&tt);
 }
 
 /* The logits after the last of n tokens, without a cache. */
 static void inuse_last_logits(g2z_test *t, g2z_trainer *trainer, const int32_t *ids, int n,
                               float *out) {
   const size_t V = (size_t)trainer->plan->model.vocab;
-  float *all = (float *)malloc((size_t)n * V * sizeof *all);
+  float *all = (float *)test_memory(t, (size_t)n * V * sizeof *all);
   CHECK_OK(t, g2z_model_logits(&trainer->model, ids, 1, n, all));
   memcpy(out, all + (size_t)(n - 1) * V, V * sizeof *out);
-  free(all);
 }
 
 typedef struct inuse_heard {
@@ -177,7 +162,6 @@ static void test_model_generates(g2z_test *t) {
   enum { CONTEXT = 64, MOST = 60, V = 61 };
   static const size_t begins[] = {1, 9, 30};
   g2z_train_config config = test_config_of(2, 2, 32, CONTEXT, V);
-  g2z_context *context = NULL;
   g2z_model *model;
   test_trainer tt;
   int32_t x[2 * CONTEXT], y[2 * CONTEXT], plain[3][MOST], cached[3][MOST];
@@ -188,7 +172,7 @@ static void test_model_generates(g2z_test *t) {
   REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
   test_steps(t, tt.trainer, x, y, 20, NULL, NULL); /* logits far apart */
   CHECK_OK(t, g2z_trainer_save_weights(tt.trainer, test_path(t, "weights")));
-  REQUIRE_OK(t, inuse_open(t, test_path(t, "weights"), G2Z_FP32, &context, &model));
+  REQUIRE_OK(t, inuse_open(t, test_path(t, "weights"), G2Z_FP32, &model));
   g2z_sampling sampling = g2z_sampling_default();
   for (int drawn = 0; drawn < 2; drawn++) {
     size_t lengths[3];
@@ -226,14 +210,12 @@ static void test_model_generates(g2z_test *t) {
     CHECK(t, lengths[0] == begins[1] + 3);
   }
   /* The same logits as from the whole text, token by token. */
-  float *whole = (float *)malloc(MOST * V * sizeof(float)), one[V];
+  float *whole = (float *)test_memory(t, MOST * V * sizeof(float)), one[V];
   CHECK_OK(t, g2z_model_logits(model, plain[0], 1, MOST, whole));
   for (int n = 1; n <= MOST; n += 13) {
     inuse_last_logits(t, tt.trainer, plain[0], n, one);
     CHECK(t, memcmp(one, whole + (n - 1) * V, sizeof one) == 0);
   }
-  free(whole);
-  inuse_close(context, model);
   /* Weights that fit fp16 but whose sums overflow: no token is drawn. */
   const g2z_plan *plan = tt.trainer->plan;
   float large[CONTEXT * 32];
@@ -242,20 +224,17 @@ static void test_model_generates(g2z_test *t) {
     CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_MASTER, plan->unit[unit].canonical, V * 32,
                                   large));
   CHECK_OK(t, g2z_trainer_save_weights(tt.trainer, test_path(t, "weights")));
-  REQUIRE_OK(t, inuse_open(t, test_path(t, "weights"), G2Z_FP16, &context, &model));
+  REQUIRE_OK(t, inuse_open(t, test_path(t, "weights"), G2Z_FP16, &model));
   size_t length = 3;
   CHECK_STATUS(t, g2z_model_generate(model, 1, cached[0], MOST, &length, &sampling, -1, NULL, NULL),
                G2Z_DIVERGED, &t->services, "does not fit dtype fp16; take dtype bf16 or fp32");
   CHECK(t, length == 3);
-  test_trainer_close(&tt);
-  inuse_close(context, model);
 }
 
 /* Past the context, generation continues from its last half. */
 static void test_model_context(g2z_test *t) {
   enum { CONTEXT = 16, MOST = 50, V = 61 };
   g2z_train_config config = test_config_of(1, 2, 32, CONTEXT, V);
-  g2z_context *context = NULL;
   g2z_model *model;
   test_trainer tt;
   int32_t ids[2][MOST], want[MOST];
@@ -263,7 +242,7 @@ static void test_model_context(g2z_test *t) {
   g2z_device *right; /* without the process's mutant */
   REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
   CHECK_OK(t, g2z_trainer_save_weights(tt.trainer, test_path(t, "weights")));
-  REQUIRE_OK(t, inuse_open(t, test_path(t, "weights"), G2Z_FP32, &context, &model));
+  REQUIRE_OK(t, inuse_open(t, test_path(t, "weights"), G2Z_FP32, &model));
   g2z_sampling sampling = g2z_sampling_default();
   test_tokens(ids[0], 2 * MOST, V, 5);
   CHECK_OK(t, g2z_model_generate(model, 2, ids[0], MOST, lengths, &sampling, -1, NULL, NULL));
@@ -307,23 +286,21 @@ static void test_model_context(g2z_test *t) {
   CHECK_BAD(t, g2z_model_generate(model, 1, ids[0], MOST, lengths, &sampling, -1, NULL, NULL),
             "top_p=0");
   g2z_device_free(right);
-  test_trainer_close(&tt);
-  inuse_close(context, model);
 }
 
 /* Opens a model, scores and generates. */
 static g2z_status inuse_life(g2z_test *t) {
-  g2z_context *context = NULL;
+  const int before = t->owned_count;
   g2z_model *model = NULL;
   int32_t ids[30] = {1}, y[20] = {0};
   size_t length = 1;
   double mean;
   g2z_sampling sampling = g2z_sampling_default();
-  g2z_status status = inuse_open(t, "golden/tiny", G2Z_FP16, &context, &model);
+  g2z_status status = inuse_open(t, "golden/tiny", G2Z_FP16, &model);
   if (status == G2Z_OK) status = g2z_model_score(model, ids, y, 1, 20, NULL, &mean);
   if (status == G2Z_OK)
     status = g2z_model_generate(model, 1, ids, 20, &length, &sampling, -1, NULL, NULL);
-  inuse_close(context, model);
+  test_end(t, before);
   return status;
 }
 
@@ -438,7 +415,6 @@ static void test_cuda_model(g2z_test *t) {
   CUDA_OR_SKIP(t);
   enum { B = 3, T = 20, MOST = 20 };
   g2z_sampling sampling = g2z_sampling_default();
-  g2z_context *context = NULL;
   g2z_model *model;
   size_t count, lengths[3];
   int32_t *x = test_golden_tokens(t, "x", &count), *y = test_golden_tokens(t, "y", &count);
@@ -446,10 +422,11 @@ static void test_cuda_model(g2z_test *t) {
   int32_t ids[2][3][MOST];
   double mean;
   sampling.temperature = 0;
+  const int before = t->owned_count;
   for (size_t i = 0; i < sizeof golden_gpu / sizeof *golden_gpu; i++) {
     const golden_bounds *bounds = &golden_gpu[i];
     if (!test_wants(bounds->dtype)) continue;
-    CHECK_OK(t, inuse_open_on(t, G2Z_DEVICE_CUDA, "golden/tiny", bounds->dtype, &context, &model));
+    CHECK_OK(t, inuse_open_on(t, G2Z_DEVICE_CUDA, "golden/tiny", bounds->dtype, &model));
     if (!model) break;
     CHECK_OK(t, g2z_model_score(model, x, y, B, T, losses, &mean));
     CHECK_NEAR(t, mean, loss[0], bounds->loss);
@@ -458,11 +435,11 @@ static void test_cuda_model(g2z_test *t) {
     CHECK_OK(t, g2z_model_score(model, x, y, B, T, losses, &mean));
     CHECK(t, losses[5] == 0 && losses[4] > 0);
     y[5] = target;
-    inuse_close(context, model);
+    test_end(t, before);
   }
   for (int gpu = 0; gpu < 2; gpu++) {
     CHECK_OK(t, inuse_open_on(t, gpu ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU, "golden/tiny", G2Z_FP32,
-                              &context, &model));
+                              &model));
     for (int i = 0; i < 3; i++) {
       lengths[i] = (size_t)(1 + 5 * i);
       memcpy(ids[gpu][i], x + i * T, sizeof ids[gpu][i]);
@@ -470,10 +447,6 @@ static void test_cuda_model(g2z_test *t) {
     if (model)
       CHECK_OK(t, g2z_model_generate(model, 3, ids[gpu][0], MOST, lengths, &sampling, -1, NULL,
                                      NULL));
-    inuse_close(context, model);
   }
   CHECK(t, memcmp(ids[0], ids[1], sizeof ids[0]) == 0);
-  free(loss);
-  free(x);
-  free(y);
 }

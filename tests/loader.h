@@ -8,14 +8,10 @@
 static int mask_counts(int token) { return token % 7 % 3 != 1; }
 static void test_mask_shard(g2z_test *t, const char *path, g2z_shard_format format, int first,
                             int count, int masked) {
-  g2z_shard_writer *writer = NULL;
-  REQUIRE_OK(t, g2z_shard_writer_create(&t->services, path, format, 0, &writer));
-  for (int id = first; id < first + count; id++) {
-    int32_t flagged = masked && !mask_counts(id) ? id + G2Z_UNCOUNTED : id;
-    CHECK_OK(t, g2z_shard_writer_append(writer, &flagged, 1));
-  }
-  CHECK_OK(t, g2z_shard_writer_commit(writer));
-  g2z_shard_writer_free(writer);
+  int32_t *ids = (int32_t *)test_memory(t, (size_t)count * sizeof *ids);
+  for (int i = 0; i < count; i++)
+    ids[i] = first + i + (masked && !mask_counts(first + i) ? G2Z_UNCOUNTED : 0);
+  CHECK_OK(t, test_shard_write(t, path, format, 0, ids, count));
 }
 
 static g2z_loader_config test_loader_config(const char *glob, int batch, int seq) {
@@ -39,6 +35,16 @@ static uint64_t test_loader_hash(g2z_test *t, const char *glob) {
   uint64_t data;
   CHECK_OK(t, test_loader_try(t, &config, &data));
   return data;
+}
+
+static void test_end_loader(void *loader) { g2z_loader_free((g2z_loader *)loader); }
+
+/* The test owns the loader. */
+static g2z_loader *test_loader(g2z_test *t, const g2z_loader_config *config) {
+  g2z_loader *loader;
+  REQUIRE_OK(t, g2z_loader_create(&t->services, config, &loader));
+  test_own(t, test_end_loader, loader);
+  return loader;
 }
 
 /* One step: checks each row and stores its first token. */
@@ -145,12 +151,11 @@ static void test_loader_rows(g2z_test *t, g2z_loader_config config, int world, i
                              int64_t begin, int64_t end, int32_t *order) {
   const int all = config.batch;
   int32_t firsts[16];
-  g2z_loader *loader = NULL;
   config.accum = world == 2 ? 2 : 1;
   config.batch = all / world / config.accum;
   config.world = world;
   config.rank = rank;
-  REQUIRE_OK(t, g2z_loader_create(&t->services, &config, &loader));
+  g2z_loader *loader = test_loader(t, &config);
   const g2z_loader_position position = {0, begin};
   if (begin) CHECK_OK(t, g2z_loader_seek(loader, position));
   for (int64_t step = begin; step < end; step++) {
@@ -160,7 +165,6 @@ static void test_loader_rows(g2z_test *t, g2z_loader_config config, int world, i
     for (int row = 0; row < all / world; row++)
       order[step * all + row * world + rank] = firsts[row];
   }
-  g2z_loader_free(loader);
 }
 
 enum { LOADER_T = 8, LOADER_G = 12, LOADER_N = 184, LOADER_STEPS = LOADER_N / LOADER_G };
@@ -175,11 +179,10 @@ static void test_loader_file(g2z_test *t, const char *glob, const char *targets)
       int wrong = 0, seq = lengths[(world + batch) % 3], last = 0;
       for (int rank = 0; rank < world; rank++) {
         g2z_loader_config config = test_loader_config(glob, batch, seq);
-        g2z_loader *loader = NULL;
         config.world = world;
         config.rank = rank;
         config.order = G2Z_ORDER_FILE;
-        REQUIRE_OK(t, g2z_loader_create(&t->services, &config, &loader));
+        g2z_loader *loader = test_loader(t, &config);
         for (int64_t step = 0; step < loader->steps_per_epoch; step++) {
           const int32_t *x, *y;
           REQUIRE_OK(t, g2z_loader_next(loader, &x, &y));
@@ -188,7 +191,6 @@ static void test_loader_file(g2z_test *t, const char *glob, const char *targets)
             if (y[i] >= 0) seen[last = y[i]]++;
           }
         }
-        g2z_loader_free(loader);
       }
       CHECK(t, wrong == 0 && memcmp(seen, targets, sizeof seen) == 0);
     }
@@ -212,11 +214,9 @@ static void test_loader_ranks(g2z_test *t) {
   const char *glob_text = test_at(t, "s?.bin");
   test_loader_file(t, glob_text, targets);
   g2z_loader_config config = test_loader_config(glob_text, LOADER_G, LOADER_T);
-  g2z_loader *loader;
-  REQUIRE_OK(t, g2z_loader_create(&t->services, &config, &loader));
+  const g2z_loader *loader = test_loader(t, &config);
   CHECK(t, loader->sequences == LOADER_N && loader->tokens == 1497);
   CHECK(t, loader->steps_per_epoch == LOADER_STEPS);
-  g2z_loader_free(loader);
   for (int world = 1; world <= 4; world++) {
     for (int rank = 0; rank < world; rank++)
       test_loader_rows(t, config, world, rank, 0, 2 * LOADER_STEPS, order[world > 1][0]);
@@ -242,10 +242,9 @@ static void test_loader_seek(g2z_test *t) {
   const char *path = test_at(t, "data[1].bin"); /* a name, not a pattern */
   test_mask_shard(t, path, G2Z_SHARD_RAW, 1000, 4 * 100, 0);
   g2z_loader_config config = test_loader_config(path, B, T);
-  g2z_loader *loader;
+  g2z_loader *loader = test_loader(t, &config);
   g2z_loader_position at[STEPS];
   int32_t first[STEPS][B], again[B];
-  REQUIRE_OK(t, g2z_loader_create(&t->services, &config, &loader));
   CHECK(t, loader->sequences == 99 && loader->steps_per_epoch == 33);
   for (int i = 0; i < STEPS; i++) {
     at[i] = loader->position;
@@ -264,7 +263,6 @@ static void test_loader_seek(g2z_test *t) {
   CHECK_BAD(t, g2z_loader_seek(loader, wrong),
             "no step 33 of epoch 0 in this data, whose epochs have 33 steps");
   CHECK_BAD(t, g2z_loader_seek(loader, negative), "epoch -1");
-  g2z_loader_free(loader);
 
   for (int i = 0; i < 50; i++) { /* freed in any state of the thread */
     CHECK_OK(t, g2z_loader_create(&t->services, &config, &loader));
@@ -289,7 +287,6 @@ static void test_loader_mixture(g2z_test *t) {
   static int32_t order[MIX_STEPS * MIX_G], again[MIX_STEPS * MIX_G], list[MIX_STEPS * MIX_G];
   char glob[2500], other[2500];
   const char *directory = t->directory;
-  g2z_loader *loader = NULL;
   for (size_t i = 0; i < sizeof files / sizeof *files; i++)
     test_mask_shard(t, test_path(t, files[i].name), i % 2 ? G2Z_SHARD_RAW : G2Z_SHARD_LLMC,
                     files[i].first, files[i].tokens, 0);
@@ -310,7 +307,7 @@ static void test_loader_mixture(g2z_test *t) {
 
   /* Shares, also of every beginning; the loader counts the same. */
   int64_t counts[G2Z_SETS], got[MIX_SETS] = {0}, alternates = 0;
-  REQUIRE_OK(t, g2z_loader_create(&t->services, &config, &loader));
+  g2z_loader *loader = test_loader(t, &config);
   CHECK(t, loader->mixed && loader->sets == MIX_SETS && loader->tokens == 748);
   for (int k = 0; k < MIX_SETS; k++) {
     CHECK(t, loader->set[k].sequences == sequences[k]);
@@ -365,7 +362,6 @@ static void test_loader_mixture(g2z_test *t) {
     CHECK_NEAR(t, (double)counts[k] / (double)(far.step * MIX_G), shares[k], 1e-9);
   }
   CHECK(t, sum == (far.step + 1) * MIX_G);
-  g2z_loader_free(loader);
 
   /* Weights are a part of the data; a file whose name ends like a weight is a file. */
   static const struct {
@@ -384,10 +380,9 @@ static void test_loader_mixture(g2z_test *t) {
       snprintf(other, sizeof other, "%s/web_*.bin:%s\n", directory, globs[i].weight);
     const size_t used = strlen(other);
     snprintf(other + used, sizeof other - used, "%s/%s", directory, globs[i].second);
-    REQUIRE_OK(t, g2z_loader_create(&t->services, &config, &loader));
+    loader = test_loader(t, &config);
     CHECK(t, loader->mixed == globs[i].mixed && loader->tokens == globs[i].tokens);
     data[i] = loader->data;
-    g2z_loader_free(loader);
   }
   CHECK(t, data[0] != data[1] && data[1] == data[2] && data[1] != data[3]);
 }
@@ -511,12 +506,11 @@ static void test_loader_damage(g2z_test *t) {
   const char *path = test_at(t, "shard.bin");
   test_mask_shard(t, path, G2Z_SHARD_LLMC, 0, 1000, 0);
   g2z_loader_config config = test_loader_config(path, B, T);
-  g2z_loader *loader;
   g2z_loader_position start = {0, 30}, behind = {0, 10};
   int32_t firsts[B];
   config.order = G2Z_ORDER_FILE;
   config.vocab = 500; /* token 500 is at index 500: sequences 0..61 read tokens 0..496 */
-  REQUIRE_OK(t, g2z_loader_create(services, &config, &loader));
+  g2z_loader *loader = test_loader(t, &config);
   for (int step = 0; step < 31; step++) test_loader_step(t, loader, &config, firsts);
   for (int again = 0; again < 2; again++) {
     services->error[0] = 0;
@@ -528,9 +522,8 @@ static void test_loader_damage(g2z_test *t) {
   test_loader_step(t, loader, &config, firsts);
   CHECK(t, firsts[0] == 480);
   CHECK_FORMAT(t, g2z_loader_next(loader, &x, &y), "token 500");
-  g2z_loader_free(loader);
   config.vocab = 1000; /* the largest token is 999 */
-  CHECK_OK(t, g2z_loader_create(services, &config, &loader));
+  loader = test_loader(t, &config);
   for (int step = 0; step < 62; step++) test_loader_step(t, loader, &config, firsts);
 
   /* Truncated during reading: prefetched steps still come, then the error. */
@@ -541,7 +534,6 @@ static void test_loader_damage(g2z_test *t) {
   for (; status == G2Z_OK && steps < 100; steps++) status = g2z_loader_next(loader, &x, &y);
   CHECK(t, steps == 300 / (B * T) - 10 + 1);
   CHECK_STATUS(t, status, G2Z_FORMAT, services, "shard.bin ends before byte ");
-  g2z_loader_free(loader);
 }
 
 /* More shards than descriptors that stay open, under a tight limit of descriptors. */
@@ -550,11 +542,9 @@ static void test_loader_many_shards(g2z_test *t) {
   static char seen[SHARDS * 100];
   struct rlimit before, now;
   const int32_t *x, *y;
-  g2z_loader *loader;
   g2z_status status = G2Z_OK;
-  for (int s = 0; s < SHARDS; s++) {
+  for (int s = 0; s < SHARDS; s++)
     test_mask_shard(t, test_at(t, "s%03d", s), G2Z_SHARD_RAW, s * 100, 2 * T + 1, 0);
-  }
   const char *pattern = test_at(t, "s*");
   getrlimit(RLIMIT_NOFILE, &before);
   now = before;
@@ -562,7 +552,7 @@ static void test_loader_many_shards(g2z_test *t) {
   setrlimit(RLIMIT_NOFILE, &now);
   g2z_loader_config config = test_loader_config(pattern, B, T);
   memset(seen, 0, sizeof seen);
-  REQUIRE_OK(t, g2z_loader_create(&t->services, &config, &loader));
+  g2z_loader *loader = test_loader(t, &config);
   for (int step = 0; step < 2 * SHARDS / B; step++) {
     int32_t firsts[B];
     test_loader_step(t, loader, &config, firsts);
@@ -577,24 +567,12 @@ static void test_loader_many_shards(g2z_test *t) {
   for (int step = 0; status == G2Z_OK && step < 2 * SHARDS / B; step++)
     status = g2z_loader_next(loader, &x, &y);
   CHECK_FORMAT(t, status, "had 18 bytes when the run began and has 40");
-  g2z_loader_free(loader);
   setrlimit(RLIMIT_NOFILE, &before);
-}
-
-/* Writes these tokens to a shard. */
-static g2z_status test_shard_try(g2z_test *t, const int32_t *ids, size_t count) {
-  g2z_shard_writer *writer = NULL;
-  g2z_status status = g2z_shard_writer_create(&t->services, test_path(t, "a.bin"), G2Z_SHARD_RAW,
-                                              0, &writer);
-  if (status == G2Z_OK) status = g2z_shard_writer_append(writer, ids, count);
-  if (status == G2Z_OK) status = g2z_shard_writer_commit(writer);
-  g2z_shard_writer_free(writer);
-  return status;
 }
 
 static void test_loader_no_memory(g2z_test *t) {
   const int32_t ids[2] = {1, 2 + G2Z_UNCOUNTED};
-  CHECK_NO_MEMORY(t, 3, 20, test_shard_try(t, ids, 2), 1);
+  CHECK_NO_MEMORY(t, 3, 20, test_shard_write(t, test_path(t, "a.bin"), G2Z_SHARD_RAW, 0, ids, 2), 1);
   CHECK(t, test_files_count(t, "") == 2); /* with its mask */
   test_mask_shard(t, test_path(t, "a.bin"), G2Z_SHARD_LLMC, 0, 100, 0);
   test_mask_shard(t, test_path(t, "b.bin"), G2Z_SHARD_RAW, 500, 100, 0);
@@ -665,14 +643,14 @@ static void test_mask_writer(g2z_test *t) {
 static int test_mask_epochs(g2z_test *t, const char *glob, int seq, int world, int rank,
                             g2z_order order) {
   g2z_loader_config config = test_loader_config(glob, 2, seq);
-  g2z_loader *loader;
+  const int before = t->owned_count;
   int left_out = 0, wrong = 0;
   config.accum = 2;
   config.world = world;
   config.rank = rank;
   config.order = order;
-  CHECK_OK(t, g2z_loader_create(&t->services, &config, &loader));
-  for (int64_t step = 0; loader && step < 2 * loader->steps_per_epoch; step++) {
+  g2z_loader *loader = test_loader(t, &config);
+  for (int64_t step = 0; step < 2 * loader->steps_per_epoch; step++) {
     const int32_t *x, *y;
     CHECK_OK(t, g2z_loader_next(loader, &x, &y));
     for (int i = 0; x && i < 4 * seq; i++) {
@@ -683,7 +661,7 @@ static int test_mask_epochs(g2z_test *t, const char *glob, int seq, int world, i
     }
   }
   CHECK(t, wrong == 0);
-  g2z_loader_free(loader);
+  test_end(t, before); /* all loaders together would have too many open files */
   return left_out;
 }
 
@@ -769,21 +747,19 @@ static void test_masks_damage(g2z_test *t) {
   const int32_t *x, *y;
   g2z_status status = G2Z_OK;
   g2z_loader_position start = {0, 0};
-  g2z_loader *loader;
   test_mask_shard(t, test_path(t, "a.bin"), G2Z_SHARD_RAW, 0, 1000, 1);
   g2z_loader_config config = test_loader_config(test_path(t, "a.bin"), 2, T);
   config.order = G2Z_ORDER_FILE;
-  REQUIRE_OK(t, g2z_loader_create(&t->services, &config, &loader));
+  g2z_loader *loader = test_loader(t, &config);
   CHECK(t, truncate(test_path(t, "a.mask"), 24 + 50) == 0); /* bits of 400 tokens */
   int steps = 0;
   for (; status == G2Z_OK && steps < 100; steps++) status = g2z_loader_next(loader, &x, &y);
   CHECK_FORMAT(t, status, "ends before byte ");
   CHECK(t, steps == 400 / (2 * T));
-  g2z_loader_free(loader);
   for (int s = 0; s < SHARDS; s++)
     test_mask_shard(t, test_at(t, "s%03d.bin", s), G2Z_SHARD_RAW, s * 100, 2 * T + 1, 1);
   config.glob = test_at(t, "s*.bin");
-  REQUIRE_OK(t, g2z_loader_create(&t->services, &config, &loader));
+  loader = test_loader(t, &config);
   for (int step = 0; step < SHARDS; step++) CHECK_OK(t, g2z_loader_next(loader, &x, &y));
   CHECK(t, unlink(test_path(t, "s000.mask")) == 0);
   CHECK_OK(t, g2z_loader_seek(loader, start));
@@ -791,7 +767,6 @@ static void test_masks_damage(g2z_test *t) {
   for (int step = 0; status == G2Z_OK && step < 2 * SHARDS; step++)
     status = g2z_loader_next(loader, &x, &y);
   CHECK_FORMAT(t, status, "s000.bin was added or removed during the run");
-  g2z_loader_free(loader);
 }
 
 /* ----- prompts and completions ------------------------------------------- */
@@ -834,11 +809,10 @@ static void test_pairs_make(g2z_test *t, const char *path, int documents, const 
 static void test_pairs_read(g2z_test *t, const char *glob, const test_pairs *p, size_t each,
                             int seq, int world, int rank) {
   g2z_loader_config config = test_loader_config(glob, 2, seq);
-  g2z_loader *loader;
   size_t per_shard = (each - 1) / (size_t)seq, wrong = 0, left_out = 0;
   config.world = world;
   config.rank = rank;
-  REQUIRE_OK(t, g2z_loader_create(&t->services, &config, &loader));
+  g2z_loader *loader = test_loader(t, &config);
   CHECK(t, loader->tokens == (int64_t)p->count && loader->steps_per_epoch > 2);
   for (int64_t step = 0; step < loader->steps_per_epoch; step++) {
     const int32_t *x, *y;
@@ -856,7 +830,6 @@ static void test_pairs_read(g2z_test *t, const char *glob, const test_pairs *p, 
     }
   }
   CHECK(t, wrong == 0 && left_out > 10);
-  g2z_loader_free(loader);
 }
 
 /* From JSON lines to targets: prompts, completions and <|endoftext|> have the right bits, also if a

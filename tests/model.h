@@ -3,7 +3,7 @@
 
 /* ----- golden values ------------------------------------------------------ */
 
-/* The fp32 tensor `name` of a file in golden/; freed with free. */
+/* The fp32 tensor `name` of a file in golden/. The test owns it. */
 static float *test_golden_of(g2z_test *t, const char *path, const char *name, size_t *count) {
   char *text = NULL;
   size_t bytes = 0, begin = 0, end = 0, header = 0;
@@ -12,7 +12,7 @@ static float *test_golden_of(g2z_test *t, const char *path, const char *name, si
   const char *entry = text ? strstr(text + 8, test_text("\"%s\":{\"dtype\":\"F32\"", name)) : NULL;
   const char *offsets = entry ? strstr(entry, "\"data_offsets\":[") : NULL;
   CHECK(t, offsets && sscanf(offsets, "\"data_offsets\":[%zu,%zu]", &begin, &end) == 2);
-  float *values = (float *)malloc(end - begin + 1);
+  float *values = (float *)test_memory(t, end - begin);
   if (offsets) memcpy(values, text + 8 + header + begin, end - begin);
   *count = (end - begin) / sizeof(float);
   g2z_release(&t->services, text);
@@ -24,9 +24,8 @@ static float *test_golden(g2z_test *t, const char *name, size_t *count) {
 
 static int32_t *test_golden_tokens(g2z_test *t, const char *name, size_t *count) {
   float *values = test_golden(t, name, count);
-  int32_t *tokens = (int32_t *)malloc((*count ? *count : 1) * sizeof(int32_t));
+  int32_t *tokens = (int32_t *)test_memory(t, *count * sizeof *tokens);
   for (size_t i = 0; i < *count; i++) tokens[i] = (int32_t)values[i];
-  free(values);
   return tokens;
 }
 
@@ -71,7 +70,7 @@ static void test_golden_logits_on(g2z_test *t, g2z_model *model, double bound) {
   size_t count, logits_count;
   int32_t *x = test_golden_tokens(t, "x", &count);
   float *want = test_golden(t, "logits", &logits_count);
-  float *got = (float *)malloc(logits_count * sizeof(float));
+  float *got = (float *)test_memory(t, logits_count * sizeof *got);
   double worst = 0;
   CHECK(t, count == 60 && logits_count == 60u * 131u);
   CHECK_OK(t, g2z_model_logits(model, x, 3, 20, got));
@@ -79,9 +78,6 @@ static void test_golden_logits_on(g2z_test *t, g2z_model *model, double bound) {
     worst = fmax(worst, fabs((double)got[i] - (double)want[i]));
   CHECK(t, worst > 0);
   CHECK_NEAR(t, worst, 0, bound);
-  free(got);
-  free(want);
-  free(x);
 }
 
 /* Calls `each` for all tensors of a plan, with their canonical offset. */
@@ -128,13 +124,12 @@ static void test_golden_gradient(g2z_test *t, void *user, const char *name, g2z_
   size_t count;
   (void)param;
   snprintf(full, sizeof full, "grad.transformer.%s", name);
-  float *want = test_golden(t, full, &count), *got = (float *)malloc(elements * sizeof(float));
+  float *want = test_golden(t, full, &count);
+  float *got = (float *)test_memory(t, elements * sizeof *got);
   CHECK(t, want && count == elements);
   CHECK_OK(t, g2z_trainer_read(g->trainer, G2Z_BUFFER_GRADS, canonical, elements, got));
   for (size_t i = 0; i < elements; i++) got[i] = (float)((double)got[i] / g->scale);
   if (want && count == elements) test_gradient_near(t, name, got, want, elements, g->bound);
-  free(got);
-  free(want);
 }
 
 static void test_golden_gradients_on(g2z_test *t, const golden_bounds *bounds, int tune) {
@@ -146,15 +141,11 @@ static void test_golden_gradients_on(g2z_test *t, const golden_bounds *bounds, i
   int32_t *x = test_golden_tokens(t, "x", &count), *y = test_golden_tokens(t, "y", &count);
   float *loss = test_golden(t, "loss", &count);
   test_golden_logits_on(t, &tt.trainer->model, bounds->logits);
-  CHECK_OK(t, g2z_trainer_step_batch(tt.trainer, x, y, &report));
-  CHECK_OK(t, g2z_trainer_flush(tt.trainer, &report));
+  test_steps(t, tt.trainer, x, y, 1, NULL, &report);
   CHECK_NEAR(t, report.loss, loss[0], bounds->loss);
   golden_gradients g = {tt.trainer, bounds->gradient, (double)report.loss_scale};
   test_tensors(t, tt.trainer->plan, test_golden_gradient, &g);
-  free(loss);
-  free(x);
-  free(y);
-  test_trainer_close(&tt);
+  test_trainer_close(t, &tt);
 }
 
 static void test_golden_adamw_on(g2z_test *t, const golden_bounds *bounds, int tune) {
@@ -175,10 +166,7 @@ static void test_golden_adamw_on(g2z_test *t, const golden_bounds *bounds, int t
   CHECK_OK(t, g2z_trainer_flush(tt.trainer, &report));
   CHECK(t, report.loss_step == 10 && report.applied == 10);
   CHECK_NEAR(t, report.loss, want[9], bounds->steps);
-  free(want);
-  free(x);
-  free(y);
-  test_trainer_close(&tt);
+  test_trainer_close(t, &tt);
 }
 
 static void test_golden_gradients(g2z_test *t) { test_golden_gradients_on(t, &golden_cpu, 0); }
@@ -210,8 +198,9 @@ typedef struct test_slopes {
 static void test_slope(g2z_test *t, void *user, const char *name, g2z_param param, size_t at,
                        size_t elements) {
   test_slopes *s = (test_slopes *)user;
-  double *d = (double *)malloc(elements * sizeof *d), losses[3], norm = 0, slope = 0, h = 2e-2;
-  float *moved = (float *)malloc(elements * sizeof *moved);
+  double *d = (double *)test_memory(t, elements * sizeof *d);
+  double losses[3], norm = 0, slope = 0, h = 2e-2;
+  float *moved = (float *)test_memory(t, elements * sizeof *moved);
   int32_t x[24], y[24];
   (void)name, (void)param;
   test_tokens(x, 24, 61, 1);
@@ -229,18 +218,14 @@ static void test_slope(g2z_test *t, void *user, const char *name, g2z_param para
     CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_MASTER, 0, tt.trainer->plan->parameters,
                                   s->weights));
     CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_MASTER, at, elements, moved));
-    CHECK_OK(t, g2z_trainer_step_batch(tt.trainer, x, y, &report));
-    CHECK_OK(t, g2z_trainer_flush(tt.trainer, &report));
+    test_steps(t, tt.trainer, x, y, 1, NULL, &report);
     losses[side + 1] = (double)report.loss;
     if (side == 0) CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_GRADS, at, elements, moved));
     for (size_t i = 0; i < elements && side == 0; i++)
       slope += (double)moved[i] * d[i] / sqrt(norm);
-    test_trainer_close(&tt);
   }
   CHECK_NEAR(t, slope, (losses[2] - losses[0]) / (2 * h), 3e-5 + 0.01 * fabs(slope));
   s->tensors++;
-  free(moved);
-  free(d);
 }
 
 /* Fails if a tensor's gradient is not the slope of the loss, with dropout. */
@@ -249,12 +234,12 @@ static void test_finite_differences(g2z_test *t) {
   config.optimizer.lr = config.optimizer.min_lr = 0; /* steps change no weight */
   config.dropout = 0.2f; /* depends on the step: each trainer's first step draws one mask */
   const g2z_plan *plan = test_plan(t, &config, G2Z_DEVICE_CPU, 0, 1);
-  test_slopes slopes = {&config, (float *)malloc(plan->parameters * sizeof(float)), 0, 7};
+  float *weights = (float *)test_memory(t, plan->parameters * sizeof *weights);
+  test_slopes slopes = {&config, weights, 0, 7};
   for (size_t i = 0; i < plan->parameters; i++) /* a deviation of 0.15 */
-    slopes.weights[i] = (float)(0.26 * (test_bpe_random(&slopes.state) / 0x1p23 - 1));
+    weights[i] = (float)(0.26 * (test_bpe_random(&slopes.state) / 0x1p23 - 1));
   test_tensors(t, plan, test_slope, &slopes);
   CHECK(t, slopes.tensors == 2 * 12 + 4);
-  free(slopes.weights);
 }
 
 /* No token sees a later token, in logits of any length. */
@@ -283,7 +268,6 @@ static void test_causality(g2z_test *t) {
   CHECK_BAD(t, g2z_trainer_step_batch(tt.trainer, batch, batch, &report),
             "token=-1 at position 79");
   CHECK_BAD(t, g2z_model_logits(&tt.trainer->model, x, 1, 41, part), "T=41");
-  test_trainer_close(&tt);
 }
 
 /* ----- whole models on a GPU ---------------------------------------------- */
@@ -356,7 +340,7 @@ static g2z_status test_configs_run(g2z_test *t, g2z_device_kind device, g2z_trai
     if (step == 0) status = g2z_trainer_read(tt.trainer, G2Z_BUFFER_GRADS, 0, count, out->grads);
     for (size_t i = 0; step == 0 && i < count; i++) out->grads[i] /= report.loss_scale;
   }
-  test_trainer_close(&tt);
+  test_trainer_close(t, &tt);
   return status;
 }
 

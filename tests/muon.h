@@ -517,7 +517,7 @@ static void muon_tensor(g2z_test *t, void *user, const char *name, g2z_param par
   const double clip = (double)c->clip / ((double)s->report.grad_norm + 1e-6);
   const double side = rows > columns / 3 * 3 / (matrices ? matrices : 1)
                           ? rows : columns / (matrices ? matrices : 1);
-  double *step = (double *)calloc(elements, sizeof *step), worst[3] = {0, 0, 0};
+  double *step = (double *)test_memory(t, elements * sizeof *step), worst[3] = {0, 0, 0};
   double b1 = matrices ? (double)c->momentum : (double)c->beta1, b2 = (double)c->beta2;
   for (int part = 0; part < 2; part++) {
     for (size_t i = 0; i < elements; i++) {
@@ -543,7 +543,6 @@ static void muon_tensor(g2z_test *t, void *user, const char *name, g2z_param par
   }
   FAIL_IF(t, !(worst[0] <= 1e-5 && worst[1] <= 1e-6 && worst[2] <= 1e-6),
           "%s: weights are off by %.3g, m by %.3g, v by %.3g", name, worst[0], worst[1], worst[2]);
-  free(step);
 }
 
 /* Two steps of a model on one rank, tensor by tensor: matrices of blocks follow Muon, with a
@@ -563,7 +562,7 @@ static void test_muon_trainer(g2z_test *t) {
     config.optimizer.warmup = 0;
     config.optimizer.clip = 0.5f;
     const size_t P = test_plan(t, &config, G2Z_DEVICE_CPU, 0, 1)->parameters;
-    float *memory = (float *)calloc(7 * P, sizeof *memory);
+    float *memory = (float *)test_memory(t, 7 * P * sizeof *memory);
     for (int part = 0; part < 3; part++) {
       s.was[part] = memory + (size_t)part * P;
       s.is[part] = s.was[part] + 3 * P;
@@ -581,8 +580,6 @@ static void test_muon_trainer(g2z_test *t) {
       CHECK(t, s.report.applied == step + 1 && s.report.grad_norm > s.config.clip);
       test_tensors(t, tt.trainer->plan, muon_tensor, &s);
     }
-    test_trainer_close(&tt);
-    free(memory);
   }
 }
 
@@ -628,7 +625,7 @@ static void test_spikes_on(g2z_test *t, g2z_device_kind device) {
     CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_MASTER, 0, 16, good));
     test_steps(t, tt.trainer, b.x, b.y, 1, NULL, &last);
     CHECK(t, !last.skipped && last.spikes == 1 && last.applied == 23 && isfinite(last.loss));
-    test_trainer_close(&tt);
+    test_trainer_close(t, &tt);
   }
 }
 
@@ -664,7 +661,7 @@ static void test_muon_change(g2z_test *t) {
     double moved = 0;
     config.optimizer.kind = muon ? G2Z_OPTIMIZER_MUON : G2Z_OPTIMIZER_ADAMW;
     const size_t P = test_plan(t, &config, G2Z_DEVICE_CPU, 0, 1)->parameters;
-    for (int i = 0; i < 6; i++) moments[i] = (float *)calloc(P, sizeof(float));
+    for (int i = 0; i < 6; i++) moments[i] = (float *)test_memory(t, P * sizeof(float));
     for (int other = 0; other < 2; other++) {
       test_warnings_begin(t);
       if (other) config.optimizer.kind = muon ? G2Z_OPTIMIZER_ADAMW : G2Z_OPTIMIZER_MUON;
@@ -676,7 +673,6 @@ static void test_muon_change(g2z_test *t) {
       for (int part = 0; part < 2; part++)
         CHECK_OK(t, g2z_trainer_read(tt.trainer, part ? G2Z_BUFFER_V : G2Z_BUFFER_M, 0, P,
                                      moments[2 * other + part]));
-      if (!other) test_trainer_close(&tt);
     }
     CHECK_HAS(t, test_warnings, muon ? "muon -> adamw" : "adamw -> muon", "zero");
     test_tensors(t, tt.trainer->plan, muon_changed, moments);
@@ -686,8 +682,6 @@ static void test_muon_change(g2z_test *t) {
     for (size_t i = 0; i < P; i++)
       moved = fmax(moved, fabs((double)moments[5][i] - (double)moments[4][i]));
     CHECK(t, isfinite(losses[4]) && moved > 0 && moved < 2 * (double)config.optimizer.lr);
-    test_trainer_close(&tt);
-    for (int i = 0; i < 6; i++) free(moments[i]);
   }
 }
 
@@ -712,14 +706,11 @@ static void test_muon_files(g2z_test *t) {
   test_saved_steps(t, tt.trainer, 2, losses, NULL);
   CHECK_OK(t, g2z_trainer_save(tt.trainer, at));
   const size_t P = tt.trainer->plan->parameters;
-  text = test_run_read(t, at, "optimizer.safetensors", &bytes);
-  v = (float *)calloc(P, sizeof(float));
+  text = test_file(t, test_at(t, "zeros/optimizer.safetensors"), &bytes);
+  v = (float *)test_memory(t, P * sizeof *v);
   if (bytes > P * sizeof(float)) memcpy(v, text + bytes - P * sizeof(float), P * sizeof(float));
   test_tensors(t, tt.trainer->plan, muon_filed, v);
   CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
-  test_trainer_close(&tt);
-  g2z_release(&t->services, text);
-  free(v);
 }
 
 /* The program reports the optimizer and numbers the spikes. With lr 0 the norms differ only because

@@ -497,7 +497,6 @@ static void test_ranks_scenes(g2z_test *t) {
       CHECK_RANK(t, &ranks, r, code, same ? scene->says : NULL);
       if (same && scene->says_too) CHECK_RANK(t, &ranks, r, code, scene->says_too);
     }
-    test_ranks_free(t, &ranks);
   }
 }
 
@@ -516,7 +515,6 @@ static void test_ranks_refusals(g2z_test *t) {
   test_ranks_wait(t, &ranks, 20);
   CHECK_RANK(t, &ranks, 0, 1, "rank 1 on ");
   CHECK_RANK(t, &ranks, 0, 1, "ended while rank 0 waited for the others");
-  test_ranks_free(t, &ranks);
 }
 
 /* G2Z_OK: the other ranks did not come. */
@@ -834,7 +832,6 @@ static void test_ranks_secret(g2z_test *t) {
   test_ranks_wait(t, &other, 20);
   CHECK_RANK(t, &other, 1, 1, "did not find rank 0");
   CHECK_RANK(t, &other, 1, 1, "need the same WORLD_SIZE, ");
-  test_ranks_free(t, &other);
   CHECK(t, kill(ranks.pid[0], 0) == 0);
   test_ranks_start(t, &ranks, 1, 1, "G2Z_SECRET=open sesame", "calls");
   test_ranks_fine(t, &ranks);
@@ -844,7 +841,6 @@ static void test_ranks_secret(g2z_test *t) {
   test_ranks_wait(t, &ranks, 20);
   CHECK_RANK(t, &ranks, 0, 1, "missing: rank 1 (");
   CHECK_RANK(t, &ranks, 0, 1, " callers had another WORLD_SIZE, MASTER_PORT, --run-id or ");
-  test_ranks_free(t, &ranks);
 }
 
 /* Rank 0 listens only at MASTER_ADDR, also if not all ranks are on its host. Exception: a name that
@@ -874,7 +870,6 @@ static void test_ranks_address(g2z_test *t) {
   test_ranks_wait(t, &ranks, 20);
   CHECK_RANK(t, &ranks, 0, 0, "MASTER_ADDR=0x7f000001 is a loopback address on rank 0's host");
   CHECK_RANK(t, &ranks, 1, 0, NULL);
-  test_ranks_free(t, &ranks);
 }
 
 /* A host with two addresses: the first never answers, and enough time is left for the second. */
@@ -914,7 +909,6 @@ static void test_ranks_addresses(g2z_test *t) {
   for (int k = 0; k < 4; k++) close(fillers[k]);
   close(dead);
   test_ranks_wait(t, &job, 20);
-  test_ranks_free(t, &job);
 }
 
 /* A whole job that is suspended for longer than its deadlines continues when its ranks wake one
@@ -1027,7 +1021,6 @@ static void test_ranks_spawn(g2z_test *t) {
     for (const char *at = text; (at = strstr(at, "process ")) != NULL; at++)
       CHECK(t, test_process_ends(atoi(at + 8)));
   }
-  test_ranks_free(t, &ranks);
 
   /* Without /proc the program's name starts the ranks; if that fails, the error states why. */
   if (test_shell("unshare -rm mount -t tmpfs none /proc 2>&1", text, sizeof text) != 0) return;
@@ -1178,7 +1171,6 @@ static void test_ranks_train_killed(g2z_test *t) {
       if (!killed) CHECK_HAS(t, ranks.output[r], "train: rank ");
       if (!killed && (r == 0 || named == 0)) CHECK_HAS(t, ranks.output[r], "--resume latest\n");
     }
-    test_ranks_free(t, &ranks);
   }
 }
 

@@ -296,11 +296,9 @@ static void test_run_damaged(g2z_test *t) {
     const g2z_train_config *train = &s.config.train;
     g2z_loader_config config = {s.train, train->batch, train->seq, train->accum, 0, 1, 257,
                                 G2Z_ORDER_SHUFFLED, train->seed};
-    g2z_loader *loader = NULL;
+    g2z_loader *loader = test_loader(t, &config);
     int good = 0;
-    CHECK_OK(t, g2z_loader_create(&t->services, &config, &loader));
-    while (loader && good < 4 && g2z_loader_next(loader, &x, &y) == G2Z_OK) good++;
-    g2z_loader_free(loader);
+    while (good < 4 && g2z_loader_next(loader, &x, &y) == G2Z_OK) good++;
     CHECK_FORMAT(t, test_run_all(t, &s.config, &seen), "token 257 at");
     CHECK(t, good < 4 && seen.steps == good && seen.last_step == good && !seen.done);
     test_run_last_line(t, test_text("run%d", sequence), good);
@@ -317,7 +315,7 @@ static void test_run_diverges(g2z_test *t) {
   static const struct { int save_every, fixed; } cases[] = {{0, 0}, {0, 1}, {50, 0}};
   for (int i = 0; i < 3; i++) {
     test_run_setup s;
-    test_opened_run opened;
+    g2z_run *run;
     g2z_run_event event;
     int steps = 0, told = 0, fixed = cases[i].fixed;
     test_run_prepare(t, &s, test_text("run%d", i));
@@ -326,36 +324,36 @@ static void test_run_diverges(g2z_test *t) {
     s.config.epochs = 20;
     if (fixed) s.config.train.dtype = G2Z_FP16;
     s.config.train.optimizer.loss_scale_dynamic = !fixed;
-    REQUIRE_OK(t, test_run_open(t, &s.config, &opened));
-    test_run_spoil(t, opened.run);
+    REQUIRE_OK(t, test_run_open(t, &s.config, &run));
+    test_run_spoil(t, run);
     g2z_status status = G2Z_OK;
-    while (steps < 80 && (status = g2z_run_next(opened.run, &event)) == G2Z_OK) {
+    while (steps < 80 && (status = g2z_run_next(run, &event)) == G2Z_OK) {
       steps += event.kind == G2Z_RUN_STEP && event.metrics.skipped;
       told += strstr(event.line, "loss nan") != NULL && strstr(event.line, "-nan") == NULL;
     }
     for (int again = 0; again < 2; again++) {
       CHECK_STATUS(t, status, G2Z_DIVERGED, &t->services, "50 steps in a row up to step 50 had");
       CHECK(t, !strstr(t->services.error, "scale 65536: lower that, which is fixed") == !fixed);
-      status = g2z_run_next(opened.run, &event);
+      status = g2z_run_next(run, &event);
     }
     CHECK(t, steps == 50 && told > 50); /* validations, too */
     test_run_last_line(t, test_text("run%d", i), 50);
-    test_run_close(&opened);
+    test_end(t, 0);
   }
   /* A run whose last loss is NaN is not complete, although a step was applied. */
   test_run_setup s;
-  test_opened_run opened;
+  g2z_run *run;
   g2z_run_event event;
   test_run_prepare(t, &s, "late");
   s.config.train.optimizer.steps = s.config.save_every = 6;
   s.config.epochs = s.config.sample_tokens = 0;
-  REQUIRE_OK(t, test_run_open(t, &s.config, &opened));
-  for (int i = 0; i < 2; i++) CHECK_OK(t, g2z_run_next(opened.run, &event));
-  test_run_spoil(t, opened.run);
-  CHECK_STATUS(t, test_run_rest(opened.run), G2Z_DIVERGED, &t->services,
+  REQUIRE_OK(t, test_run_open(t, &s.config, &run));
+  for (int i = 0; i < 2; i++) CHECK_OK(t, g2z_run_next(run, &event));
+  test_run_spoil(t, run);
+  CHECK_STATUS(t, test_run_rest(run), G2Z_DIVERGED, &t->services,
                "the loss of step 6, the last, is nan");
   CHECK(t, test_there(t, "late/step-000006") && !test_there(t, "late/RUN_COMPLETE.txt"));
-  test_run_close(&opened);
+  test_end(t, 0);
 }
 
 /* Checkpoints from before the loss rose, or before steps were skipped, are kept. A run without an
@@ -367,7 +365,7 @@ static void test_run_keeps_good(g2z_test *t) {
     const char *name = cases[i].latest ? "run" : test_text("run%s", i ? "3" : "");
     const int good = !cases[i].spoils;
     test_run_setup s;
-    test_opened_run opened;
+    g2z_run *run;
     if (cases[i].latest) test_sh(t, "rm -rf run && cp -r kept run");
     test_run_prepare(t, &s, name);
     s.config.val_glob = NULL;
@@ -379,15 +377,15 @@ static void test_run_keeps_good(g2z_test *t) {
     s.config.train.optimizer.lr = cases[i].lr;
     s.config.train.optimizer.warmup = 0;
     if (cases[i].latest) s.config.resume = "latest";
-    REQUIRE_OK(t, test_run_open(t, &s.config, &opened));
-    if (!good) test_run_spoil(t, opened.run);
-    CHECK_STATUS(t, test_run_rest(opened.run), good ? G2Z_OK : G2Z_DIVERGED, &t->services,
+    REQUIRE_OK(t, test_run_open(t, &s.config, &run));
+    if (!good) test_run_spoil(t, run);
+    CHECK_STATUS(t, test_run_rest(run), good ? G2Z_OK : G2Z_DIVERGED, &t->services,
                  good ? NULL : test_text("no step of %d was applied", i == 2 ? 4 : 8));
     CHECK(t, test_there(t, test_text("%s/RUN_COMPLETE.txt", name)) == good);
     if (i < 3) CHECK(t, test_there(t, "run/step-000004"));
     CHECK(t, test_files_count(t, test_text("%s/step-", name)) ==
                  (i == 1 || i == 2 ? 4 : 2));
-    test_run_close(&opened);
+    test_end(t, 0);
     if (i == 0) test_sh(t, "cp -r run kept");
     if (i < 2) /* a finite loss is a result, with a warning if it is worse than guessing */
       test_sh(t, "%s grep -q 'warning: the run diverged: the loss of the last steps, .* than gue.* "
@@ -1476,15 +1474,15 @@ static void test_run_resume_refusals(g2z_test *t) {
 static void test_run_goes_on(g2z_test *t) {
   test_run_setup s;
   test_run_seen seen;
-  test_opened_run opened;
+  g2z_run *run;
   test_run_saves(t, &s, "run");
   test_run_well(t, &s);
   CHECK(t, test_there(t, "run/training_metrics.json"));
   s.config.resume = "latest";
   s.config.epochs = 3;
-  REQUIRE_OK(t, test_run_open(t, &s.config, &opened));
+  REQUIRE_OK(t, test_run_open(t, &s.config, &run));
   CHECK(t, !test_there(t, "run/training_metrics.json") && !test_there(t, "run/RUN_COMPLETE.txt"));
-  test_run_close(&opened);
+  test_end(t, 0);
   /* A run that ended inside an epoch and is started again reports that epoch unchanged. */
   s.config.max_train_steps = 10;
   for (int i = 0; i < 2; i++) {
@@ -1587,7 +1585,6 @@ static void test_train_end(g2z_test *t, test_ranks *ranks, double seconds, int c
     CHECK_RANK(t, ranks, r, code, r == 0 ? says : NULL);
     if (r && code == 1 && says && ranks->output[r]) CHECK(t, !strstr(ranks->output[r], says));
   }
-  test_ranks_free(t, ranks);
 }
 
 /* Runs a job of ./train, all ranks of which must end with this code. */
@@ -1658,7 +1655,6 @@ static void test_train_signals(g2z_test *t) {
     for (int rank = 0; rank < world; rank++) /* rank 0 reports for all */
       CHECK_RANK(t, &ranks, rank, 75,
                  rank == 0 ? test_text("by %s, saved. To continue: the same ", name) : NULL);
-    test_ranks_free(t, &ranks);
     CHECK(t, test_files_count(t, test_text("%s/step-", name)) == 1);
     CHECK_HAS(t, test_read(t, "%s/training_metrics.json", name),
               test_text("\"signal\": \"%s\"", name));
@@ -1675,7 +1671,6 @@ static void test_train_signals(g2z_test *t) {
   test_ranks_wait(t, &ranks, 60);
   CHECK_RANK(t, &ranks, 0, 128 + SIGTERM, NULL);
   CHECK_RANK(t, &ranks, 1, G2Z_EXIT_LOST, NULL);
-  test_ranks_free(t, &ranks);
 }
 
 /* A signal stops a validation, an evaluation or a sample on all ranks, between two batches or
@@ -1712,7 +1707,6 @@ static void test_train_stops_soon(g2z_test *t) {
     CHECK(t, kill(ranks.pid[cases[i].world - 1], SIGTERM) == 0);
     test_ranks_wait(t, &ranks, 60);
     for (int rank = 0; rank < cases[i].world; rank++) CHECK_RANK(t, &ranks, rank, 75, NULL);
-    test_ranks_free(t, &ranks);
     CHECK(t, test_there(t, test_text("%s/step-000002", run)));
     const char *told = test_read(t, "%s/metrics.jsonl", run);
     CHECK(t, !strstr(told, "\"val_ms\"") && !strstr(told, "sample_ms"));
@@ -2066,7 +2060,6 @@ static void test_train_kills(g2z_test *t, int world, int turns, int apart) {
                  done ? NULL : test_text("rank %d on ", victim));
     }
     if (!done) CHECK_SOON(t, begin, 10);
-    test_ranks_free(t, &ranks);
   }
   CHECK(t, kills >= 2 + (world == 1) && !test_there(t, "killed/RUN_FAILED.json"));
   SAME(t, test_text("whole/step-%06d", last), test_text("killed/step-%06d", last));
@@ -2163,7 +2156,6 @@ static void test_train_ranks_latest(g2z_test *t) {
     test_ranks_wait(t, &ranks, 60);
     CHECK_RANK(t, &ranks, 0, 0, turn ? "run/step-000008 is skipped: " : NULL);
     CHECK_RANK(t, &ranks, 1, 0, NULL);
-    test_ranks_free(t, &ranks);
     if (turn == 0)
       test_sh(t, "cp -r run whole && cd run && rm step-000008/model.safetensors && "
                  "truncate -s 99 step-000006/optimizer.safetensors");
@@ -2189,7 +2181,6 @@ static void test_train_ranks_stuck(g2z_test *t) {
   kill(ranks.pid[1], SIGKILL);
   test_ranks_wait(t, &ranks, 40);
   CHECK_RANK(t, &ranks, 0, G2Z_EXIT_LOST, NULL);
-  test_ranks_free(t, &ranks);
   close(console);
 }
 

@@ -22,7 +22,6 @@ static void test_overfit(g2z_test *t) {
     CHECK_NEAR(t, losses[0], log(61.0), 0.1);
     CHECK(t, losses[119] < 0.15f);
     CHECK(t, last.applied + last.skipped_total == 120 && last.skipped_total <= 2);
-    test_trainer_close(&tt);
   }
 }
 
@@ -78,7 +77,6 @@ static void test_determinism(g2z_test *t) {
     REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
     test_steps(t, tt.trainer, b.x, b.y, TRACE_STEPS, trace.losses, NULL);
     test_trace_end(t, tt.trainer, &trace);
-    test_trainer_close(&tt);
 #ifdef _OPENMP
     omp_set_num_threads(threads);
 #endif
@@ -104,7 +102,7 @@ static void test_recompute_run(g2z_test *t, g2z_device_kind device, const g2z_tr
   CHECK_OK(t, g2z_model_logits(&tt.trainer->model, b.x, 1, 16, logits));
   test_steps(t, tt.trainer, b.x, b.y, 1, out->losses + TRACE_STEPS - 1, NULL);
   test_trace_end(t, tt.trainer, out);
-  test_trainer_close(&tt);
+  test_trainer_close(t, &tt);
 }
 
 /* Every loss, gradient and weight is bit-equal, in each type and stage. bench_ops counts the ops that
@@ -186,7 +184,7 @@ static void test_fp8_on(g2z_test *t, g2z_device_kind device, int graph, int chan
       CHECK_OK(t, g2z_model_score(&tt.trainer->model, b.x, b.y, 2, 16, losses, scores + run));
       test_steps(t, tt.trainer, b.x, b.y, TRACE_STEPS, traces[run].losses, NULL);
       test_trace_end(t, tt.trainer, traces + run);
-      test_trainer_close(&tt);
+      test_trainer_close(t, &tt);
     }
     for (int run = 1; run <= ways; run++) CHECK(t, scores[run] == scores[0]);
     CHECK(t, memcmp(traces + ways - 1, traces + ways, sizeof *traces) == 0);
@@ -214,7 +212,7 @@ static void test_cuda_fp8(g2z_test *t) {
     config.fp8 = G2Z_FP8_LOGITS;
     CHECK_STATUS(t, test_trainer_on(t, G2Z_DEVICE_CUDA, &config, &tt), G2Z_UNSUPPORTED,
                  &t->services, "fp8=logits needs Hopper");
-    test_trainer_close(&tt);
+    test_trainer_close(t, &tt);
     return;
   }
   for (int graph = 0; graph < 2; graph++)
@@ -249,7 +247,7 @@ static void test_early_run(g2z_test *t, const g2z_train_config *config, int earl
   size_t count = tt.trainer->plan->parameters;
   CHECK(t, count <= EARLY_MOST);
   CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_MASTER, 0, count, weights));
-  test_trainer_close(&tt);
+  test_trainer_close(t, &tt);
 }
 
 /* A kernel that starts early and reads too early would change bits sooner or later. */
@@ -258,8 +256,8 @@ static void test_cuda_early(g2z_test *t) {
   static const g2z_dtype dtypes[] = {G2Z_FP16, G2Z_BF16, G2Z_FP32};
   float *weights[2], losses[2][EARLY_STEPS] = {{0}, {0}};
   int last = test_early_steps() - 1;
-  for (int i = 0; i < 2; i++) weights[i] = (float *)calloc(EARLY_MOST, sizeof(float));
-  for (int i = 0; i < 6 && weights[0] && weights[1]; i++) {
+  for (int i = 0; i < 2; i++) weights[i] = (float *)test_memory(t, EARLY_MOST * sizeof(float));
+  for (int i = 0; i < 6; i++) {
     if (!test_wants(dtypes[i % 3])) continue;
     g2z_train_config config = test_config_of(3, 4, 256, 128, 1003);
     config.batch = 4;
@@ -279,7 +277,6 @@ static void test_cuda_early(g2z_test *t) {
     }
     CHECK(t, losses[0][last] > 0 && losses[0][last] < losses[0][0]);
   }
-  for (int i = 0; i < 2; i++) free(weights[i]);
 }
 
 /* Three micro-steps of 2 sequences and one of 6 sum up to the same gradient. */
@@ -295,7 +292,6 @@ static void test_accumulation(g2z_test *t) {
     test_trainer tt;
     REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
     test_steps(t, tt.trainer, b.x, b.y, 10, losses[i], NULL);
-    test_trainer_close(&tt);
   }
   for (int s = 0; s < 10; s++) CHECK_NEAR(t, losses[1][s], losses[0][s], 2e-5);
   CHECK(t, losses[0][9] < losses[0][0] - 0.5f);
@@ -335,7 +331,6 @@ static void test_loss_scale(g2z_test *t) {
   CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_MASTER, 0, 16, good));
   test_steps(t, tt.trainer, b.x, b.y, 1, NULL, &last);
   CHECK(t, last.skipped == 0 && last.applied == 52 && last.loss_scale == 256);
-  test_trainer_close(&tt);
 }
 
 /* Reads and writes ranges of the canonical order that begin in any bucket and cross units. */
@@ -358,7 +353,6 @@ static void test_canonical_access(g2z_test *t) {
       }
       CHECK_BAD(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_V, parameters, 1, back), "outside");
       CHECK_BAD(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_GRADS, 0, 1, values), "not written");
-      test_trainer_close(&tt);
     }
 }
 
@@ -384,18 +378,15 @@ static void test_initialisation(g2z_test *t) {
   const g2z_plan *plan = test_plan(t, &config, G2Z_DEVICE_CPU, 0, 1);
   test_trainer tt;
   REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-  float *w = (float *)malloc(plan->parameters * sizeof(float));
+  float *w = (float *)test_memory(t, plan->parameters * sizeof *w);
   CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_MASTER, 0, plan->parameters, w));
   test_tensors(t, plan, test_initialised, w);
-  free(w);
-  test_trainer_close(&tt);
 }
 
 /* Validation returns the mean of the losses that steps with a learning rate of 0 report. */
 static void test_validation(g2z_test *t) {
   g2z_train_config config = test_config_of(1, 2, 16, 8, 61);
   g2z_loader_config lc = {test_at(t, "v.bin"), 2, 8, 1, 0, 1, 61, G2Z_ORDER_FILE, 0};
-  g2z_loader *loader = NULL;
   int32_t ids[8 * 8 + 1];
   double loss, sum = 0;
   test_trainer tt;
@@ -403,24 +394,22 @@ static void test_validation(g2z_test *t) {
   test_tokens(ids, 65, 61, 9);
   test_shard(t, "v.bin", G2Z_SHARD_RAW, ids, 65);
   REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-  REQUIRE_OK(t, g2z_loader_create(&t->services, &lc, &loader));
+  g2z_loader *loader = test_loader(t, &lc);
   CHECK(t, loader->steps_per_epoch == 4);
   CHECK_OK(t, g2z_trainer_validate(tt.trainer, loader, 4, NULL, NULL, &loss));
   for (int s = 0; s < 4; s++) {
     g2z_report report;
-    CHECK_OK(t, g2z_trainer_step_batch(tt.trainer, ids + 16 * s, ids + 16 * s + 1, &report));
-    CHECK_OK(t, g2z_trainer_flush(tt.trainer, &report));
+    test_steps(t, tt.trainer, ids + 16 * s, ids + 16 * s + 1, 1, NULL, &report);
     sum += (double)report.loss;
   }
   CHECK_NEAR(t, loss, sum / 4, 1e-6);
-  g2z_loader_free(loader);
   /* Each token counts, whatever the batch: 60 targets are seven and a half sequences of 8. */
   test_shard(t, "v.bin", G2Z_SHARD_RAW, ids, 61);
   for (int batch = 1; batch <= 9; batch += 1 + batch / 2) {
     test_trainer other;
     config.batch = lc.batch = batch;
     REQUIRE_OK(t, test_trainer_open(t, &config, &other));
-    REQUIRE_OK(t, g2z_loader_create(&t->services, &lc, &loader));
+    loader = test_loader(t, &lc);
     double mean, whole = 0;
     CHECK_OK(t, g2z_trainer_validate(other.trainer, loader, loader->steps_per_epoch, NULL, NULL,
                                      &loss));
@@ -431,8 +420,6 @@ static void test_validation(g2z_test *t) {
       whole += mean * n;
     }
     CHECK_NEAR(t, loss, whole / 60, 1e-6);
-    g2z_loader_free(loader);
-    test_trainer_close(&other);
   }
   lc.batch = 2;
   /* A loader with another vocabulary: its tokens are not rows of this model's wte. */
@@ -440,12 +427,9 @@ static void test_validation(g2z_test *t) {
   lc.glob = test_at(t, "wide.bin");
   ids[40] = 60000;
   test_shard(t, "wide.bin", G2Z_SHARD_RAW, ids, 65);
-  REQUIRE_OK(t, g2z_loader_create(&t->services, &lc, &loader));
-  CHECK_BAD(t, g2z_trainer_validate(tt.trainer, loader, 4, NULL, NULL, &loss),
+  CHECK_BAD(t, g2z_trainer_validate(tt.trainer, test_loader(t, &lc), 4, NULL, NULL, &loss),
             "token=60000 at position 8 must lie between 0 and 60");
   CHECK(t, isnan(loss));
-  g2z_loader_free(loader);
-  test_trainer_close(&tt);
 }
 
 /* The forward products that a trainer has run, and how often it made 8-bit copies of a layer. A
@@ -532,12 +516,10 @@ static void test_context_refusals(g2z_test *t) {
   test_trainer tt;
   config.dtype = G2Z_TF32;
   CHECK_STATUS(t, test_trainer_open(t, &config, &tt), G2Z_UNSUPPORTED, &t->services, "tf32");
-  test_trainer_close(&tt);
   config = test_config_of(500, 1, 16, 256, 61);
   config.batch = 1 << 20;
   CHECK_STATUS(t, test_trainer_open(t, &config, &tt), G2Z_NO_MEMORY, &t->services,
                "with recompute=block fits");
-  test_trainer_close(&tt);
 }
 
 /* ----- generation -------------------------------------------------------- */
@@ -584,8 +566,7 @@ static void test_sampling(g2z_test *t) {
 /* A list of tokens keeps its first services, whatever services later calls use. */
 static void test_tokens_services(g2z_test *t) {
   static g2z_test other;
-  g2z_tokenizer *tokenizer = NULL;
-  g2z_encoder *encoder = NULL;
+  g2z_encoder *encoder = test_encoder(t, test_tokenizer(t, NULL));
   g2z_tokens tokens;
   char text[300];
   memset(&other, 0, sizeof other);
@@ -594,8 +575,6 @@ static void test_tokens_services(g2z_test *t) {
   other.services.allocate = test_allocate;
   other.services.release = test_release;
   other.services.user = &other;
-  CHECK_OK(t, g2z_tokenizer_create(&t->services, NULL, &tokenizer));
-  CHECK_OK(t, g2z_encoder_create(&t->services, tokenizer, &encoder));
   CHECK_OK(t, g2z_tokens_reserve(&other.services, &tokens, 1));
   other.fail_at = 1; /* the call's services get the error */
   CHECK_STATUS(t, g2z_encode(encoder, text, sizeof text, G2Z_ENCODE_DEFAULT, &tokens),
@@ -607,8 +586,6 @@ static void test_tokens_services(g2z_test *t) {
   g2z_tokens_free(&tokens);
   g2z_tokens_free(NULL);
   CHECK(t, other.allocations == 0 && t->allocations == live);
-  g2z_encoder_free(encoder);
-  g2z_tokenizer_free(tokenizer);
 }
 
 /* ----- rank programs: ZeRO ----- */
@@ -1067,7 +1044,6 @@ static g2z_status zero_alone_grads(g2z_test *t, const g2z_train_config *config, 
     *count = plan->parameters < limit ? plan->parameters : limit;
     status = g2z_trainer_read(tt.trainer, G2Z_BUFFER_GRADS, 0, *count, grads);
   }
-  test_trainer_close(&tt);
   return status;
 }
 
@@ -1138,7 +1114,6 @@ static void masked_gradient(g2z_test *t, void *user, const char *name, g2z_param
                                test_text("grad.transformer.%s", name), &count);
   CHECK(t, want && count == elements);
   if (want) test_gradient_near(t, name, gradients + canonical, want, elements, 1e-5);
-  free(want);
 }
 
 /* Runs rank_masked on `world` ranks; their parts together equal PyTorch's gradients. */
@@ -1172,7 +1147,6 @@ static void masked_run(g2z_test *t, const char *shard, int world, int stage, int
       if (!isnan(part[i])) all[i] = part[i];
     unlink(test_at(t, "grads.%d", r));
   }
-  test_ranks_free(t, &ranks);
   test_tensors(t, plan, masked_gradient, all);
 }
 
@@ -1194,9 +1168,6 @@ static void test_golden_masked(g2z_test *t) {
     if (stage < 2) masked_run(t, shard, 1, 0, stage ? 3 : 1, (double)loss[0]);
     masked_run(t, shard, 3, stage, 1, (double)loss[0]);
   }
-  free(tokens);
-  free(counts);
-  free(loss);
 }
 
 /* One rank's trouble is returned by all ranks, from the same step, with the same sentence. */

@@ -210,7 +210,6 @@ static g2z_status test_weights_save(g2z_test *t, const g2z_train_config *config,
   if (status == G2Z_OK)
     status = g2z_trainer_write(tt.trainer, G2Z_BUFFER_MASTER, 0, TEST_WEIGHTS, values);
   if (status == G2Z_OK) status = g2z_trainer_save_weights(tt.trainer, directory);
-  test_trainer_close(&tt);
   return status;
 }
 
@@ -224,7 +223,6 @@ static g2z_status test_weights_load(g2z_test *t, const g2z_train_config *config,
   if (status == G2Z_OK)
     status = g2z_trainer_read(tt.trainer, G2Z_BUFFER_MASTER, 0, tt.trainer->plan->parameters,
                               values);
-  test_trainer_close(&tt);
   return status;
 }
 
@@ -363,7 +361,6 @@ static void test_weights_variants(g2z_test *t) {
 #define READ(i) test_weights_load(t, &config, t->directory, values[i])
   REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
   CHECK_OK(t, g2z_trainer_save_weights(tt.trainer, test_path(t, "whole")));
-  test_trainer_close(&tt);
   test_sh(t, "cp whole/config.json .");
   memset(extra, 0, sizeof extra);
   extra[0].name = "h.0.attn.bias";
