@@ -463,7 +463,6 @@ static g2z_status rehearsal_narrow(g2z_device *device, int first) {
 static void test_rehearsal_on(g2z_test *t, g2z_device_kind device, g2z_fp8 fp8) {
   g2z_train_config config = test_config_of(2, 1, 64, 16, 61);
   const g2z_loader_config lc = {test_at(t, "v.bin"), 2, 16, 1, 0, 1, 61, G2Z_ORDER_FILE, 0};
-  g2z_loader *loader = NULL;
   g2z_report report;
   int32_t ids[65];
   char *table, *again;
@@ -475,7 +474,7 @@ static void test_rehearsal_on(g2z_test *t, g2z_device_kind device, g2z_fp8 fp8) 
   test_tokens(ids, 65, 61, 9);
   test_shard(t, "v.bin", G2Z_SHARD_RAW, ids, 65);
   REQUIRE_OK(t, test_trainer_on(t, device, &config, &tt));
-  REQUIRE_OK(t, g2z_loader_create(&t->services, &lc, &loader));
+  g2z_loader *loader = test_loader(t, &lc);
   g2z_device *dev = tt.trainer->device;
   g2z_ops ops = *dev->ops;
   memset(&rehearsal, 0, sizeof rehearsal);
@@ -501,8 +500,7 @@ static void test_rehearsal_on(g2z_test *t, g2z_device_kind device, g2z_fp8 fp8) 
   g2z_release(&t->services, table);
   g2z_release(&t->services, again);
   dev->ops = rehearsal.ops;
-  g2z_loader_free(loader);
-  test_trainer_close(&tt);
+  test_trainer_close(t, &tt);
 }
 static void test_rehearsal(g2z_test *t) { test_rehearsal_on(t, G2Z_DEVICE_CPU, G2Z_FP8_ALL); }
 static void test_cuda_rehearsal(g2z_test *t) {
