@@ -17,6 +17,11 @@
 
 /* ----- harness ---------------------------------------------------------- */
 
+typedef struct test_owned {
+  void (*end)(void *what);
+  void *what;
+} test_owned;
+
 typedef struct g2z_test {
   const char *name;
   g2z_services services;
@@ -26,10 +31,7 @@ typedef struct g2z_test {
   long allocations;      /* blocks that are live now */
   long fail_at;          /* > 0: the allocation in so many calls and all later ones fail */
   g2z_plan *plans[2];    /* the last two of test_plan */
-  struct test_owned {
-    void (*end)(void *what);
-    void *what;
-  } *owned;              /* [owned_count], see test_own */
+  test_owned *owned;     /* [owned_count], see test_own */
   int owned_count;
   jmp_buf stopped;
 } g2z_test;
@@ -119,7 +121,7 @@ static void test_status(g2z_test *t, const char *file, int line, const char *tex
 /* The test owns what its helpers open, and their memory. Its runner ends all of it, the last first,
  * and then looks for leaks. */
 static void test_own(g2z_test *t, void (*end)(void *what), void *what) {
-  t->owned = (struct test_owned *)realloc(t->owned, (size_t)(t->owned_count + 1) * sizeof *t->owned);
+  t->owned = (test_owned *)realloc(t->owned, (size_t)(t->owned_count + 1) * sizeof *t->owned);
   if (!t->owned) abort();
   t->owned[t->owned_count].end = end;
   t->owned[t->owned_count++].what = what;
@@ -128,7 +130,7 @@ static void test_own(g2z_test *t, void (*end)(void *what), void *what) {
 /* Ends what the test owns, except the first `kept`. */
 static void test_end(g2z_test *t, int kept) {
   while (t->owned_count > kept) {
-    const struct test_owned last = t->owned[--t->owned_count];
+    const test_owned last = t->owned[--t->owned_count];
     last.end(last.what);
   }
 }
