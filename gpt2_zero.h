@@ -132,25 +132,6 @@
  *     A loader reads the next step in a thread of its own. In a job of several ranks, each has a
  *     thread that watches the others and calls on_fault. OpenMP threads live inside CPU ops.
  *
- * RANKS: the processes of one job, each with a GPU or a share of the CPU
- *     A rank's place comes from these variables, in this order of precedence:
- *       by hand, torchrun   RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE; also train --gpus N
- *       Open MPI            OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
- *       MPICH, Intel MPI    PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS
- *       srun                SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID
- *     Rank 0 listens on MASTER_PORT or on a port made from the job's id; if that is taken, on one
- *     of the next three. If all ranks are on one host, it listens on that host alone; else at
- *     MASTER_ADDR, or on all interfaces if MASTER_ADDR is a loopback address on rank 0's host. The
- *     job's id (the launcher's, or G2Z_RUN_ID) and secret (G2Z_SECRET; random with --gpus) give two
- *     tokens: members send one, rank 0 sends the other, and a connection without its token is
- *     closed. Nothing is encrypted: anyone who listens on the network can join the job, and can
- *     guess a short secret. Use a network that you trust. MPICH and ranks by hand have no id: two
- *     such jobs on one host each need their own MASTER_PORT or G2Z_RUN_ID.
- *     Three things end the job: a connection that ends without a goodbye, 30 s of silence, and
- *     600 s without a micro-step or collective. Rank 0 names the culprit to all ranks; if it is the
- *     culprit, each rank names it. Exit codes of train: 0 done, 1 error, 70 another rank was lost,
- *     75 stopped and, if there is a run directory, saved.
- *
  * FILE FORMATS (little-endian)
  *     token shard, llm.c    int32[256]: 20240520, 1, number of tokens, u64 hash of the vocabulary
  *                           (0: not known), zeros; then uint16 tokens
@@ -162,13 +143,6 @@
  *                           names and shapes of Hugging Face's GPT2LMHeadModel; weights are [in,
  *                           out]. Or model.safetensors.index.json, whose weight_map names files
  *     config.json           its GPT2Config, with vocab_hash in 16 hexadecimal digits, if known
- *
- * CHECKPOINTS: a directory that g2z_trainer_save writes and g2z_trainer_load reads
- *     docs/formats.md describes its files; from_pretrained opens it, too. It has its name only when
- *     all files are whole and on the disk: a crash leaves the earlier checkpoints, and a .partial
- *     that the next start removes. A trainer with another world, stage, bucket size or type can
- *     load it; room 16 states what a resume keeps. Keep batch x accum x world the same to keep the
- *     schedule.
  *
  * PAPERS
  *     Radford et al. 2019, Language models are unsupervised multitask learners (GPT-2)
@@ -475,7 +449,7 @@ G2Z_API void g2z_json_put_bool(g2z_json_out *out, const char *key, int value);
   X(SCHEDULE_CONSTANT, "constant") /* lr */                                                       \
   X(SCHEDULE_WSD,      "wsd")      /* warmup-stable-decay: a line to min_lr in the last fifth */
 
-/* How a step's gradients and parameters travel between the GPUs of one host. */
+/* How gradients and parameters travel between the GPUs of one host. Between hosts NCCL does it. */
 #define G2Z_TRANSPORT_LIST(X)                                                                     \
   X(TRANSPORT_AUTO, "auto") /* gradients: copy; parameters: copy for few tokens, nccl for many */ \
   X(TRANSPORT_NCCL, "nccl") /* NCCL's kernels, through symmetric windows if it has them */        \
@@ -641,9 +615,8 @@ static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *
  *             unit is padded to a multiple of 8*world.
  *
  * bucket      A range of memory that is reduced in one collective: at most bucket_elements, a
- *             multiple of 8*world, so that each of `world` equal slices starts on 16 bytes. Rank r
- *             owns slice r; its shards of master and m hold its slices one after the other. In
- *             stage 0 each rank owns every bucket whole; in strategy dp rank 0 does.
+ *             multiple of 8*world, so that each of `world` equal slices starts on 16 bytes.
+ *             g2z_owner tells whose it is; master and m hold a rank's slices one after the other.
  * home        The rank that orthogonalizes a weight for Muon (page). `route` lists the pieces of
  *             the weight that travel between it and their owners. If an owner has whole weights
  *             (stage 0, dp, one rank), it is their home, and nothing travels.
@@ -706,7 +679,10 @@ typedef struct g2z_param_info { /* a row of the table, for one model */
   X(MEMORY_SCRATCH,     "scratch of the ops")
 typedef enum g2z_memory { G2Z_MEMORY_LIST(G2Z_LIST_NAME) G2Z_MEMORY_COUNT } g2z_memory;
 
-typedef enum g2z_owner {       /* who owns a buffer's n elements; n is a multiple of 8 * world */
+/* Which rank owns which of a buffer's n elements; n is a multiple of 8 * world. To own in another
+ * way, for example by the ranks of a node, is a new row here: g2z__plan_owned, _fill and _homes
+ * (i06) apply the rule, as do REDUCE and GATHER (d11). */
+typedef enum g2z_owner {
   G2Z_OWNER_SLICES,            /* rank r owns slice r, n / world elements */
   G2Z_OWNER_ALL,               /* each rank owns all */
   G2Z_OWNER_ROOT               /* rank 0 owns all */
@@ -1375,7 +1351,6 @@ struct g2z_device {
   struct g2z__timers *timers;  /* of spans; NULL: not timed */
 };
 
-/* Opens a device that computes in one dtype. */
 G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kind, g2z_dtype dtype,
                                      g2z_dtype grad_dtype, g2z_device **out);
 G2Z_API void g2z_device_free(g2z_device *device); /* NULL is fine */
@@ -1401,9 +1376,25 @@ G2Z_API g2z_status g2z_device_time_spans(g2z_device *device);
 G2Z_API g2z_status g2z_device_span_times(g2z_device *device, g2z_span_times out[G2Z_SPAN_COUNT]);
 
 /* ===== >>d10 ranks =======================================================
- * The processes of a job are its ranks. They meet at rank 0 over TCP and compare their settings.
- * Then these connections carry small messages between hosts, the collectives of CPU ranks, and
- * heartbeats. If one rank dies, heartbeats end the whole job within seconds.
+ * The processes of a job are its ranks, each with a GPU or a share of the CPU. They meet at rank 0
+ * over TCP and compare their settings. Then these connections carry small messages between hosts,
+ * the collectives of CPU ranks, and heartbeats.
+ *
+ * A rank's place comes from its launcher's variables, which g2z__launchers (i10) lists. In order of
+ * precedence: RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE (by hand, torchrun, train --gpus
+ * N), then those of Open MPI, of MPICH and Intel MPI, and of srun.
+ * Rank 0 listens on MASTER_PORT or on a port made from the job's id; if that is taken, on one of
+ * the next three. If all ranks are on one host, it listens on that host alone; else at MASTER_ADDR,
+ * or on all interfaces if MASTER_ADDR is a loopback address on rank 0's host. The job's id (the
+ * launcher's, or G2Z_RUN_ID) and secret (G2Z_SECRET; random with --gpus) give two tokens: members
+ * send one, rank 0 sends the other, and a connection without its token is closed. Nothing is
+ * encrypted: anyone who listens on the network can join the job, and can guess a short secret. Use
+ * a network that you trust. MPICH and ranks by hand have no id: two such jobs on one host each need
+ * their own MASTER_PORT or G2Z_RUN_ID.
+ *
+ * Three things end the job: a connection that ends without a goodbye, 30 s of
+ * silence, and 600 s without a micro-step or collective. Rank 0 names the culprit to all ranks; if
+ * it is the culprit, each rank names it.
  *
  * After g2z_context_create all ranks make every call in the same order, except g2z_ranks_place,
  * _collectives and _write_flight. A job of one rank opens no connection. */
@@ -1418,10 +1409,8 @@ typedef struct g2z_place {  /* a process's place in the job */
   char secret[128];               /* ranks also need the same secret; "": the id is enough */
 } g2z_place;
 
-/* This process's place, from the variables of its launcher. Precedence: RANK and WORLD_SIZE
- * (g2z_ranks_spawn, torchrun, by hand), Open MPI, PMI (MPICH, Intel MPI), a Slurm step; if none is
- * set, the process is alone. Returns G2Z_BAD_ARGUMENT if variables contradict each other or one is
- * missing. */
+/* This process's place, from the variables of its launcher; without them it is alone. Returns
+ * G2Z_BAD_ARGUMENT if variables contradict each other or one is missing. */
 G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out);
 
 typedef struct g2z_fault {  /* why the job ends */
@@ -1583,7 +1572,6 @@ typedef struct g2z_comm_config {
   g2z_transport gather, reduce; /* not AUTO. COPY becomes NCCL if it is impossible */
 } g2z_comm_config;
 
-/* Collectives between the ranks for this device's memory and types. */
 G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device,
                                    const g2z_comm_config *config, g2z_comm **out);
 G2Z_API void g2z_comm_free(g2z_comm *comm); /* NULL is fine; before its device */
@@ -1840,9 +1828,11 @@ G2Z_API g2z_status g2z_model_generate(g2z_model *model, int count, int32_t *ids,
                                       g2z_each_token each, void *user);
 
 /* ===== >>d16 checkpoints =================================================
- * The state that a training needs to continue, in a directory that appears whole or not at all
- * (manual: CHECKPOINTS). Any world size, stage, bucket size and type can resume it: files use
- * canonical ranges. All ranks call save and load together. */
+ * The state that a training needs to continue, in a directory; docs/formats.md describes its files,
+ * and from_pretrained opens it, too. It has its name only when all files are whole and on the disk:
+ * a crash leaves the earlier checkpoints, and a .partial that the next start removes. Any world
+ * size, stage, bucket size and type can resume it: files use canonical ranges. Keep batch x accum x
+ * world the same to keep the schedule. All ranks call save and load together. */
 
 /* DIRECTORY must not exist. If one rank fails, all fail and nothing is left. */
 G2Z_API g2z_status g2z_trainer_save(g2z_trainer *trainer, const char *directory);
@@ -2211,9 +2201,7 @@ G2Z__PRIVATE g2z_status g2z__wait_gradients(g2z_trainer *t, int unit) {
 }
 
 /* [C] Sums a bucket's gradients over the ranks on the communication stream, while backward
- * continues. Stage 0 needs the sum on every rank, stages 1 to 3 on the owner of each slice, dp on
- * rank 0. Up to stage 1, backward has accumulated the micro-steps in place; from stage 2 on, each
- * micro-step's sum is added to the owner's shard. */
+ * continues. From stage 2 on, each micro-step's sum is added to the owner's shard. */
 G2Z__PRIVATE g2z_status g2z__reduce_bucket(g2z_trainer *t, int bucket) {
   const g2z_plan *plan = t->plan;
   const g2z_bucket *b = &plan->bucket[bucket];
@@ -3998,7 +3986,6 @@ G2Z__PRIVATE void g2z__plan_updates(g2z_plan *plan) {
   }
 }
 
-/* Fills in all buckets and their update ranges. */
 G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
   G2Z_TRY(G2Z_NEW(plan->services, (size_t)plan->buckets + 1, &plan->bucket));
   G2Z_TRY(G2Z_NEW(plan->services, g2z__plan_updates_limit(plan), &plan->update));
@@ -4256,6 +4243,9 @@ G2Z_API g2z_status g2z_plan_create(g2z_services *services, const g2z_train_confi
   plan->accum = config->accum;
   plan->zero_stage = config->zero_stage;
   plan->strategy = config->strategy;
+  /* To add a stage, say what it is here: `owner`, `by_unit`, `gathers`, and in plan_lay_out
+   * unit.gathered. All other code, plan_bytes too, reads these, not the stage. Then follow [A] to
+   * [D] of the page and its table; the bounds of zero_stage are in g2z__settings. */
   plan->owner = config->strategy == G2Z_STRATEGY_DP ? G2Z_OWNER_ROOT
                 : config->zero_stage == 0           ? G2Z_OWNER_ALL
                                                     : G2Z_OWNER_SLICES;
@@ -4268,7 +4258,7 @@ G2Z_API g2z_status g2z_plan_create(g2z_services *services, const g2z_train_confi
   int wide = config->grad_fp32 || config->accum > 1 || config->dtype == G2Z_TF32;
   plan->grad_dtype = wide ? G2Z_FP32 : config->dtype;
   plan->graphed = config->graph == 1 || (config->graph == 2 && device == G2Z_DEVICE_CUDA);
-  int sharded = config->zero_stage > 0 && plan->world > 1 && device == G2Z_DEVICE_CUDA;
+  int sharded = plan->owner == G2Z_OWNER_SLICES && world > 1 && device == G2Z_DEVICE_CUDA;
   plan->transport = sharded ? config->transport : G2Z_TRANSPORT_NCCL;
   plan->reduce = plan->transport == G2Z_TRANSPORT_NCCL ? G2Z_TRANSPORT_NCCL : G2Z_TRANSPORT_COPY;
   plan->wire_dtype = config->grad_fp32 || config->dtype == G2Z_TF32 ? G2Z_FP32 : config->dtype;
@@ -6969,7 +6959,6 @@ G2Z__PRIVATE int g2z__await(g2z__clock *clock, g2z__link *link, double until) {
 
 #define G2Z__PATIENCE_S 1.5 /* wait for a process that may not be rank 0 */
 
-/* Fails with the status and the sentence that rank 0 sent. */
 G2Z__PRIVATE g2z_status g2z__meeting_told(g2z_ranks *ranks, g2z__ending *ending) {
   int known = ending->status > 0 && ending->status < G2Z_STATUS_COUNT;
   ending->fault.sentence[sizeof ending->fault.sentence - 1] = 0;
@@ -7895,7 +7884,6 @@ G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char
 
 #define G2Z__CHUNK_FLOATS (1 << 16)
 
-/* Rounds buffer[n] to the type that ranks send. */
 G2Z__PRIVATE void g2z__star_round(const g2z_comm *comm, float *buffer, size_t n) {
   if (comm->wire != G2Z_FP16 && comm->wire != G2Z_BF16) return;
   for (size_t i = 0; i < n; i++) buffer[i] = g2z__round(comm->wire, buffer[i]);
@@ -7973,7 +7961,6 @@ G2Z__PRIVATE g2z_status g2z__star_exchange(g2z_comm *comm, const g2z_call *c) {
   return G2Z_OK;
 }
 
-/* The span that a call is timed as. */
 G2Z__PRIVATE g2z_span g2z__call_span(const g2z_call *c) {
   static const g2z_span reduce[] = {G2Z_SPAN_REDUCE_SCATTER, G2Z_SPAN_ALL_REDUCE, G2Z_SPAN_REDUCE};
   if (c->kind == G2Z_CALL_ROWS) return c->span;
@@ -8583,18 +8570,6 @@ G2Z__PRIVATE g2z_status g2z__weights_list(g2z_services *services, const g2z_mode
   return G2Z_OK;
 }
 
-/* Creates model.safetensors with its header. The caller writes the elements in canonical order. */
-G2Z__PRIVATE g2z_status g2z__weights_create(g2z_services *services, const char *path,
-                                            const g2z_model_config *model, g2z_writer **out) {
-  g2z__safetensor *list;
-  size_t count;
-  *out = NULL;
-  G2Z_TRY(g2z__weights_list(services, model, &list, &count));
-  const g2z_status status = g2z__safetensors_create(services, path, list, count, out);
-  g2z_release(services, list);
-  return status;
-}
-
 /* ----- config.json ----- */
 
 /* Sizes in GPT2Config: name, other name, member of g2z_model_config. */
@@ -8813,7 +8788,6 @@ G2Z__PRIVATE g2z_status g2z__weights_match(g2z__safetensors *set, int layers,
 typedef g2z_status (*g2z__weights_take)(void *user, size_t canonical, size_t count,
                                         const float *values);
 
-/* Reads the listed weights from `set` and passes them to `take`. */
 G2Z__PRIVATE g2z_status g2z__weights_pass(g2z__safetensors *set, const g2z__safetensor *list,
                                           size_t count, float *chunk, g2z__weights_take take,
                                           void *user) {
@@ -8949,7 +8923,6 @@ G2Z_API void g2z_context_free(g2z_context *context) {
   g2z_release(context->services, context);
 }
 
-/* Checks that every id lies in [least, vocab). */
 G2Z__PRIVATE g2z_status g2z__check_ids(g2z_services *services, const char *what,
                                        const int32_t *ids, size_t count, int least, int vocab) {
   for (size_t i = 0; i < count; i++)
@@ -10204,7 +10177,6 @@ typedef struct g2z__continued {
   g2z_graph *graph;            /* the recorded g2z__step */
 } g2z__continued;
 
-/* Draws a token for each of sequences [first, first + n). */
 G2Z__PRIVATE g2z_status g2z__draw_rows(g2z__continued *g, int first, int n) {
   g2z_device *dev = g->model->device;
   const int V = g->model->config.vocab;
@@ -10688,7 +10660,6 @@ G2Z__PRIVATE g2z_status g2z__transfer_sums(g2z__transfer *x, int write) {
 
 /* ----- saving ----- */
 
-/* Each rank saves its part of the state and of the elements. */
 G2Z__PRIVATE g2z_status g2z__saver_own(g2z__transfer *x) {
   const g2z_trainer *t = x->t;
   const g2z_plan *plan = t->plan;
@@ -10711,7 +10682,9 @@ G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__transfer *x, const char *final_nam
   const g2z_plan *plan = x->t->plan;
   const size_t P = plan->parameters, W = (size_t)plan->world, rank = (size_t)plan->rank;
   const int all = plan->owner == G2Z_OWNER_ALL; /* each rank saves an equal part */
+  g2z__safetensor *list, moments[2];
   struct stat info;
+  size_t count;
   int there = 0;
   x->saved.world = plan->world;
   x->begin = all ? P / W * rank + P % W * rank / W : 0;
@@ -10728,10 +10701,11 @@ G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__transfer *x, const char *final_nam
                       "there would overwrite what it leads to; remove the link", x->directory);
   }
   G2Z_TRY(g2z_make_directory(x->services, x->directory));
-  G2Z_TRY(g2z__weights_create(x->services, g2z__transfer_name(x, "model.safetensors"),
-                              &plan->model, &x->model));
-  if (x->weights_only) return G2Z_OK;
-  g2z__safetensor moments[2];
+  G2Z_TRY(g2z__weights_list(x->services, &plan->model, &list, &count));
+  const g2z_status status = g2z__safetensors_create(
+      x->services, g2z__transfer_name(x, "model.safetensors"), list, count, &x->model);
+  g2z_release(x->services, list);
+  if (status != G2Z_OK || x->weights_only) return status;
   memset(moments, 0, sizeof moments);
   moments[0].name = "m", moments[1].name = "v";
   moments[0].rank = moments[1].rank = 1;
@@ -10761,7 +10735,6 @@ G2Z__PRIVATE void g2z__saved_put(void *user, g2z_json_out *out) {
   g2z_json_end(out, '}');
 }
 
-/* Rank 0: writes a JSON file; `members` writes its members. */
 G2Z__PRIVATE g2z_status g2z__saver_json(g2z__transfer *x, const char *name, g2z_note members,
                                         void *user) {
   G2Z_TRY(g2z__transfer_create(x, name));
