@@ -522,7 +522,6 @@ static void test_json_writer(g2z_test *t) {
   }
 }
 
-/* Each character as it is shown, and the number of bytes that it stands for. */
 static void test_utf8_show(g2z_test *t) {
   static const char none[] = "\xef\xbf\xbd";
   static const struct { const char *text; size_t used; const char *shown; } cases[] = {
@@ -606,7 +605,6 @@ static void test_config_checks(g2z_test *t) {
 #undef REFUSED
 }
 
-/* Values that depend on each other. */
 static void test_config_pairs(g2z_test *t) {
   g2z_services *s = &t->services;
   g2z_train_config config = g2z_train_config_default();

@@ -55,7 +55,6 @@ static g2z_summary *test_summary_read(g2z_test *t, const char *path) {
   return summary;
 }
 
-/* A written summary can be read back; the table and the page show it. */
 static void test_summaries(g2z_test *t) {
   g2z_summary *summary = test_summary(t);
   const char *path = test_at(t, "scaling_report.json");
@@ -90,7 +89,6 @@ static void test_summaries(g2z_test *t) {
             "no such machine");
 }
 
-/* Texts that fill their arrays and need escapes in a file are read back unchanged. */
 static void test_summaries_full(g2z_test *t) {
   static const char *const fills[] = {"\"", "\x1b", "\\\n", "\xc3\xbc"};
   g2z_summary *summary = test_summary(t);
@@ -112,7 +110,6 @@ static void test_summaries_full(g2z_test *t) {
   }
 }
 
-/* Truncated, changed or foreign files are refused with a sentence. */
 static void test_summaries_damaged(g2z_test *t) {
   static const struct { const char *from, *to, *says; } changes[] = {
       {"gpt2_zero experiment 1", "gpt2_zero experiment 9", "only \"gpt2_zero experiment 1\""},
@@ -147,7 +144,6 @@ static void test_summaries_damaged(g2z_test *t) {
 
 static void test_count_watch(void *user) { ++*(int *)user; }
 
-/* Jobs that a program starts in sequence: output, arguments and exit codes. */
 static void test_ranks_run(g2z_test *t) {
   char name[] = "test_gpt2", list[] = "--list", none[] = "no_such_test";
   char *argv[] = {name, list, NULL};
@@ -394,8 +390,6 @@ static void test_bench_others(g2z_test *t) {
   CHECK(t, !strstr(said, "| collectives |"));
 }
 
-/* A failed point states why, the other points are measured anyway, and the exit code reports the
- * failure. */
 static void test_bench_failing(g2z_test *t) {
   uint16_t tokens[1000];
   BENCH_OR_SKIP(t);
@@ -500,7 +494,6 @@ static void test_bench_watched(g2z_test *t) {
   fclose(seen.output);
 }
 
-/* A page of the files of experiments and runs; no page if a file is invalid. */
 static void test_bench_report(g2z_test *t) {
   static const char *const files[] = {"all/scaling/scaling_report.json",
                                       "all/scaling/run_scaling_1/training_metrics.json"};

@@ -71,7 +71,6 @@ static void test_saved_replace(g2z_test *t, const char *directory, const char *n
   test_write_file(t, path, text, bytes);
 }
 
-/* Training resumed from a checkpoint continues bit for bit as if it had not stopped. */
 static void test_checkpoint_resume(g2z_test *t) {
   enum { SAVE = 9, STEPS = 24 };
   for (int i = 0; i < 6; i++) {
@@ -217,7 +216,6 @@ static void test_checkpoint_data(g2z_test *t) {
   test_saved_position(t, &config, at, 1);
 }
 
-/* Every flipped bit, missing byte and missing file is found, and the trainer stays as it was. */
 static void test_checkpoint_damage(g2z_test *t) {
   static const char *const names[] = {"trainer_state.json", "config.json", "model.safetensors",
                                       "optimizer.safetensors", "CHECKSUMS"};
@@ -265,7 +263,6 @@ static void test_checkpoint_damage(g2z_test *t) {
   CHECK(t, losses[0] > 0 && memcmp(losses, after, 2 * sizeof(float)) == 0);
 }
 
-/* Checkpoints that are intact but do not fit. */
 static void test_checkpoint_refused(g2z_test *t) {
 #define STATE "trainer_state.json"
 #define OPTIMIZER "optimizer.safetensors"
@@ -324,7 +321,6 @@ static void test_checkpoint_refused(g2z_test *t) {
   CHECK_BAD(t, g2z_trainer_load(tt.trainer, at), "vocab=257");
 }
 
-/* Full disks, permissions and memory: a sentence, no leftovers, and training continues. */
 static void test_checkpoint_trouble(g2z_test *t) {
   char shard[512], at[512];
   float losses[16] = {0};
@@ -363,7 +359,6 @@ static void test_checkpoint_trouble(g2z_test *t) {
   CHECK(t, test_files_count(t, "slashes") == 1 && test_files_count(t, "slashes/.partial") == 0);
 }
 
-/* In a locale with a decimal comma the defaults and the files are the same. */
 static void test_checkpoint_locale(g2z_test *t) {
   char output[512], shard[512];
   g2z_train_config config = test_saved_config(t, shard), want = g2z_train_config_default(), is;

@@ -574,39 +574,6 @@ static void test_eval_train(g2z_test *t) {
               test_at(t, "q/e.txt"), test_at(t, "pq"));
   test_sh(t, "for f in p q; do grep -q \"eval_file.*/$f/e.txt\" pq/metrics.jsonl && "
              "grep -aq \"eval/.*/$f/e.txt\" pq/events.out.* || exit 1; done");
-  /* Names of any length and any bytes: the run ends well, and TensorBoard's file holds each whole
-   * tag in a record of its own. */
-  enum { NAMES = 6 };
-  static const int lengths[NAMES] = {58, 59, 121, 122, 240, 240};
-  char name[256], want[NAMES][800], quoted[2400] = "";
-  int found[NAMES] = {0};
-  size_t bytes = 0, at = 0;
-  char *events = NULL;
-  for (int i = 0; i < NAMES; i++) {
-    memset(name, i < 4 ? 'n' : i == 4 ? 0xff : 1, sizeof name);
-    name[lengths[i]] = 0;
-    snprintf(want[i], sizeof want[i], "eval/%s", name);
-    for (int k = 0; i > 3 && k < lengths[i]; k++) memcpy(want[i] + 5 + 3 * k, "\xef\xbf\xbd", 4);
-    test_write_file(t, test_path(t, name), "a text of few bytes", 19);
-    snprintf(quoted + strlen(quoted), sizeof quoted - strlen(quoted), " '%s'", test_path(t, name));
-  }
-  test_trains(t, 0, "%s --run-dir %s --eval%s", small, test_at(t, "names"), quoted);
-  test_sh(t, "mv names/events.out.* names/events");
-  CHECK_OK(t, g2z_read_file(&t->services, test_at(t, "names/events"), 1 << 20, &events, &bytes));
-  /* each record: length, its checksum, an event, its checksum */
-  for (uint64_t record; events && at + 16 <= bytes; at += 16 + (size_t)record) {
-    memcpy(&record, events + at, sizeof record);
-    for (int i = 0; i < NAMES; i++) {
-      const size_t tag = strlen(want[i]), inner = tag + (tag < 128 ? 7 : 8);
-      const size_t sum = inner + (inner < 128 ? 2 : 3);
-      /* wall time 9, step 2, summary's key and length, value */
-      found[i] += record == 9 + 2 + 1 + (sum < 128 ? 1 : 2) + sum &&
-                  memmem(events + at + 12, (size_t)record, want[i], tag) != NULL;
-    }
-  }
-  CHECK(t, at == bytes);
-  for (int i = 0; i < NAMES; i++) CHECK(t, found[i] == (i < 4 ? 1 : 2)); /* the last two: alike */
-  g2z_release(&t->services, events);
 }
 
 /* The examples as `make examples` builds them: score's loss of a text equals the loss of its tokens

@@ -811,6 +811,25 @@ static g2z_status rank_context(g2z_services *services, int gpu, g2z_context **co
   return g2z_context_create(&cc, context);
 }
 
+/* A rank program leaves its results in a file. */
+static g2z_status rank_leaves(const char *path, const void *results, size_t bytes) {
+  FILE *file = fopen(path, "wb");
+  const int whole = file && fwrite(results, 1, bytes, file) == bytes;
+  return file && fclose(file) == 0 && whole ? G2Z_OK : G2Z_IO;
+}
+
+/* The test takes them, all at once; 0: they are not there. */
+static int test_takes(g2z_test *t, const char *path, void *results, size_t bytes) {
+  const int before = t->owned_count;
+  size_t found;
+  const char *text = test_file(t, path, &found);
+  CHECK(t, found == bytes);
+  if (found == bytes) memcpy(results, text, bytes);
+  test_end(t, before);
+  unlink(path);
+  return found == bytes;
+}
+
 /* ----- ranks: real processes ---------------------------------------------
  * A rank program is a function that `./test_gpt2 --rank-program NAME ARGUMENTS` runs in a separate
  * process; its result is the exit code. Processes are started with fork and exec: the test process

@@ -275,7 +275,6 @@ static g2z_status test_weights_open(g2z_context *context, const char *directory)
   return status;
 }
 
-/* The values equal those from a single file; any allocation may fail. */
 static void test_weights_split(g2z_test *t) {
   const g2z_train_config config = test_weights_model();
   const char *directory = test_at(t, "split");

@@ -236,7 +236,6 @@ static void test_loader_ranks(g2z_test *t) {
   CHECK(t, memcmp(order[0][0], order[0][1], sizeof order[0][0]) != 0);
 }
 
-/* After a seek, in any state of the prefetch, the loader continues like an uninterrupted run. */
 static void test_loader_seek(g2z_test *t) {
   enum { T = 4, B = 3, STEPS = 60 };
   const char *path = test_at(t, "data[1].bin"); /* a name, not a pattern */
@@ -498,7 +497,6 @@ static void test_loader_refused(g2z_test *t) {
   LOADER_REFUSES(t, &config, G2Z_BAD_ARGUMENT, "batch=0");
 }
 
-/* A token beyond the vocabulary, or a shard that shrinks, is reported by the step that needs it. */
 static void test_loader_damage(g2z_test *t) {
   enum { T = 8, B = 2 };
   g2z_services *services = &t->services;
@@ -684,7 +682,6 @@ static void test_loader_masks(g2z_test *t) {
     }
 }
 
-/* A mask that does not fit its shard is refused; the sentence names the file and the value. */
 static void test_masks_refused(g2z_test *t) {
   static const struct {
     const char *of;          /* the shard whose mask becomes a.mask */
@@ -741,7 +738,6 @@ static void test_masks_refused(g2z_test *t) {
   LOADER_REFUSES(t, &config, G2Z_BAD_ARGUMENT, "one.bin: no shard has two tokens");
 }
 
-/* A mask that is truncated during reading, and one that is removed while its shard is closed. */
 static void test_masks_damage(g2z_test *t) {
   enum { T = 8, SHARDS = 130 };
   const int32_t *x, *y;

@@ -228,7 +228,6 @@ static void test_slope(g2z_test *t, void *user, const char *name, g2z_param para
   s->tensors++;
 }
 
-/* Fails if a tensor's gradient is not the slope of the loss, with dropout. */
 static void test_finite_differences(g2z_test *t) {
   g2z_train_config config = test_config_of(2, 2, 32, 12, 61);
   config.optimizer.lr = config.optimizer.min_lr = 0; /* steps change no weight */
@@ -242,7 +241,6 @@ static void test_finite_differences(g2z_test *t) {
   CHECK(t, slopes.tensors == 2 * 12 + 4);
 }
 
-/* No token sees a later token, in logits of any length. */
 static void test_causality(g2z_test *t) {
   g2z_train_config config = test_config_of(2, 2, 32, 40, 61);
   test_trainer tt;

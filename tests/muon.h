@@ -239,7 +239,6 @@ static void test_spikes_rise(g2z_test *t, ops_env *e, const g2z_optimizer_config
   }
 }
 
-/* A norm far above the mean skips its step, and changes nothing except counts. */
 static void test_ops_spikes(g2z_test *t) {
   ops_env e;
   ops_open(&e, t, G2Z_FP16, G2Z_FP16);
@@ -424,7 +423,6 @@ static void muon_routes(g2z_test *t, const g2z_plan *plan, muon_map *map) {
   CHECK(t, !travels || most - least <= largest);
 }
 
-/* Homes and routes of all worlds up to nine, in each stage and with strategy dp. */
 static void test_muon_homes(g2z_test *t) {
   static const double buckets[] = {0, 0.002, 0.02};
   enum { COLUMNS = 5, MOST = 9 };
@@ -832,12 +830,8 @@ static int rank_muon(int argc, char **argv) {
       wrong += changed;
     }
   }
-  if (status == G2Z_OK) {
-    FILE *file = fopen(test_text("%s/result.%d.%d", argv[0], context->world, context->rank), "wb");
-    if (!file || fwrite(results, sizeof *results, ZERO_COLUMNS, file) != ZERO_COLUMNS ||
-        fclose(file) != 0)
-      status = G2Z_IO;
-  }
+  if (status == G2Z_OK)
+    status = rank_leaves(test_text("%s/result.%d", argv[0], context->rank), results, sizeof results);
   if (status != G2Z_OK) printf("%s\n", services.error);
   g2z_context_free(context);
   return status != G2Z_OK || wrong;
@@ -849,9 +843,7 @@ static int muon_run(g2z_test *t, int world, muon_result results[ZERO_COLUMNS]) {
   const int failures = t->failures;
   test_ranks_job(t, world, 0, NULL, "muon %s", t->directory);
   for (int rank = 0; rank < world && t->failures == failures; rank++) {
-    FILE *file = fopen(test_at(t, "result.%d.%d", world, rank), "rb");
-    CHECK(t, file && fread(mine, sizeof *mine, ZERO_COLUMNS, file) == ZERO_COLUMNS);
-    if (file) fclose(file);
+    test_takes(t, test_at(t, "result.%d", rank), mine, sizeof mine);
     if (rank == 0) memcpy(results, mine, sizeof mine);
     for (int i = 0; i < 2 * ZERO_COLUMNS; i++)
       for (int e = 0; e < MUON_MOST; e++) {

@@ -1091,7 +1091,6 @@ static void test_ranks_terminal(g2z_test *t) {
   }
 }
 
-/* The same calls under any mpirun. */
 static void test_ranks_mpirun(g2z_test *t) {
   static const struct { const char *program, *part; } cases[] = {
       {"calls", NULL}, {"loop 1000000 1 crash", "fault of rank 1: rank 1 on "}};

@@ -405,13 +405,13 @@ typedef struct test_events {
   int events, values, starts;          /* starts: SessionLog events */
   int64_t first, last;                 /* steps of events with values */
   double loss[64], val_loss;           /* train/loss by step */
-  char tags[2048];
+  char tags[8192];                     /* of --eval, one per line */
 } test_events;
 
 /* Fields of one message. Nested messages are read in the same way: field numbers distinguish
  * them. */
 static void test_event_fields(g2z_test *t, const unsigned char *at, const unsigned char *end,
-                              int depth, test_events *seen, int64_t *step, char tag[64]) {
+                              int depth, test_events *seen, int64_t *step, char tag[1024]) {
   while (at < end) {
     uint64_t key = test_event_varint(&at);
     int field = (int)(key >> 3), type = (int)(key & 7);
@@ -434,7 +434,8 @@ static void test_event_fields(g2z_test *t, const unsigned char *at, const unsign
       CHECK(t, type == 2 && length <= (size_t)(end - at));
       if (depth == 0 && field == 3) CHECK(t, length == 13 && !memcmp(at, "brain.Event:2", 13));
       else if (depth < 2) test_event_fields(t, at, at + length, depth + 1, seen, step, tag);
-      else snprintf(tag, 64, "%.*s", (int)length, (const char *)at);
+      else snprintf(tag, 1024, "%.*s", (int)length, (const char *)at);
+      if (depth == 2 && strncmp(tag, "eval/", 5) == 0) strcat(strcat(seen->tags, tag), "\n");
       at += length;
     }
   }
@@ -449,7 +450,7 @@ static uint32_t test_event_sum(const void *bytes, size_t count) {
 
 /* The index-th event file of a run, frame by frame. */
 static void test_events_read(g2z_test *t, const char *run_dir, size_t index, test_events *seen) {
-  char pattern[600], *text = NULL, tag[64] = "";
+  char pattern[600], *text = NULL, tag[1024] = "";
   size_t bytes = 0, at = 0;
   glob_t found;
   memset(seen, 0, sizeof *seen);
@@ -480,7 +481,6 @@ static void test_events_read(g2z_test *t, const char *run_dir, size_t index, tes
   g2z_release(&t->services, text);
 }
 
-/* A run, stopped and resumed: two files that together hold each step once. */
 static void test_run_events(g2z_test *t) {
   test_run_setup s;
   test_run_seen seen;
@@ -505,6 +505,29 @@ static void test_run_events(g2z_test *t) {
   s.config.tensorboard = 0;
   CHECK_OK(t, test_run_all(t, &s.config, &seen));
   CHECK(t, test_files_count(t, "without/events") == 0);
+}
+
+/* Names of any length and any bytes of files that are scored: the run ends well, and the file holds
+ * each whole tag. */
+static void test_run_event_tags(g2z_test *t) {
+  enum { NAMES = 6 };
+  static const int lengths[NAMES] = {58, 59, 121, 122, 240, 240};
+  char name[256], want[NAMES][800], quoted[2400] = "";
+  test_events seen;
+  TRAIN_OR_SKIP(t);
+  for (int i = 0; i < NAMES; i++) {
+    memset(name, i < 4 ? 'n' : i == 4 ? 0xff : 1, sizeof name);
+    name[lengths[i]] = 0;
+    snprintf(want[i], sizeof want[i], "eval/%s", name);
+    for (int k = 0; i > 3 && k < lengths[i]; k++) memcpy(want[i] + 5 + 3 * k, "\xef\xbf\xbd", 4);
+    test_write_file(t, test_path(t, name), "a text of few bytes", 19);
+    snprintf(quoted + strlen(quoted), sizeof quoted - strlen(quoted), " '%s'", test_path(t, name));
+  }
+  test_trains(t, 0, "%s --batch 1 --steps 1 --sample-tokens 0 --run-dir %s --eval%s", test_tiny(t),
+              test_at(t, "names"), quoted);
+  test_events_read(t, test_at(t, "names"), 0, &seen);
+  for (int i = 0; i < NAMES; i++) /* the last two are alike */
+    CHECK(t, test_times(seen.tags, test_text("%s\n", want[i])) == (i < 4 ? 1 : 2));
 }
 
 /* Nested spans, more of them than a GPU has events for at a time. */
@@ -656,7 +679,6 @@ static void test_run_profile(g2z_test *t) {
   CHECK(t, test_there(t, "run/profiles/profile_summary.json"));
 }
 
-/* slurm/profile.sh with a fake nsys, and without nsys. */
 static void test_profile_script(g2z_test *t) {
   static const char nsys[] =
       "#!/bin/sh\ncase $1 in\n"

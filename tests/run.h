@@ -36,7 +36,6 @@ static const char *const test_schema[] = {
     "\" completion.run_complete_file", "\" completion.printed_marker",
     "\" completion.timestamp_utc"};
 
-/* Fails if a field, a reported step or a file that readers look for is missing. */
 static void test_run_artifacts(g2z_test *t) {
   test_run_setup s;
   test_run_seen seen;
@@ -78,7 +77,6 @@ static void test_run_artifacts(g2z_test *t) {
   test_sh(t, "cd run/weights && ls model.safetensors config.json merges.txt vocab.json > ../out");
 }
 
-/* A run ends at the requested step, and validates and samples when due. */
 static void test_run_length(g2z_test *t) {
   test_run_setup s;
   test_run_seen seen;
@@ -308,7 +306,6 @@ static void test_run_damaged(g2z_test *t) {
   CHECK(t, least == 0 && most == 3);
 }
 
-/* The last skipped step is reported too, and further calls return the same error. */
 static void test_run_diverges(g2z_test *t) {
   /* With a fixed scale the remedy is not a lower lr, because the scale cannot shrink. If a save is
    * due, the flush before it reports the error, and nothing is saved. */
@@ -508,7 +505,6 @@ static void test_flags(g2z_test *t) {
   g2z_release(&t->services, line);
 }
 
-/* A table becomes arguments, and parsing them gives the same values, to the last bit. */
 static void test_flags_arguments(g2z_test *t) {
   static const float reals[] = {0.5f, 6e-4f, 0.1f, 16777216.0f, 1.0f / 3, 1e-30f, 3.4e38f};
   static const char *const texts[] = {"", "--on", "it's a b", NULL}, *const first[] = {"p", ""};
@@ -995,7 +991,6 @@ static void test_make_command(g2z_test *t) {
   TEST_LINES(t, lines);
 }
 
-/* A download gets its name only if its checksum is right; the error states the actual sum. */
 static void test_make_fetch(g2z_test *t) {
 #define FETCH "cd \"$D\" && env -u MAKEFLAGS make gpt2 GPT2_URL=file://$PWD/"
   static const test_line lines[] = {
@@ -1145,8 +1140,6 @@ static test_run_seen test_run_warns(g2z_test *t, const test_run_setup *s, const 
   return seen;
 }
 
-/* Resumed after a crash, in the middle of an epoch, and after the last step: the files equal those
- * of an uninterrupted run. */
 static void test_run_resume(g2z_test *t) {
   test_run_setup a, b;
   test_run_saves(t, &a, "a");
@@ -1304,7 +1297,6 @@ static void test_run_short_epoch(g2z_test *t) {
   }
 }
 
-/* Lines of metrics.jsonl damaged by a crash or by hand: none disappears without a message. */
 static void test_run_resume_torn(g2z_test *t) {
   test_run_setup a, b;
   test_run_seen seen;
@@ -1349,7 +1341,6 @@ static void test_run_resume_torn(g2z_test *t) {
   test_run_warns(t, &b, "metrics.jsonl is gone or empty: it begins again after step 8");
 }
 
-/* "latest" is the last intact checkpoint. */
 static void test_run_resume_latest(g2z_test *t) {
   static const struct { const char *damage, *why; } cases[] = { /* checkpoint_damage has the rest */
       {"printf x | dd of=step-000008/model.safetensors bs=1 seek=2000 conv=notrunc 2> /dev/null",
@@ -1412,7 +1403,6 @@ static void test_run_resume_latest(g2z_test *t) {
   }
 }
 
-/* Each is refused before the first step and leaves the run unchanged. */
 static void test_run_resume_refusals(g2z_test *t) {
   test_run_setup s;
   test_run_seen seen;
@@ -1980,8 +1970,6 @@ static void test_train_tame(g2z_test *t) {
   unsetenv("TRAIN");
 }
 
-/* A run fails if its metrics, log, whole directory or validation shard is damaged meanwhile, on one
- * rank and on two, and leaves no RUN_COMPLETE.txt. One rank still saves its progress. */
 static void test_train_removed(g2z_test *t) {
   static const struct { int world; const char *flags, *command, *says; } cases[] = {
       {1, "", "rm run0/metrics.jsonl", "run0/metrics.jsonl was removed or replaced while"},
@@ -2014,7 +2002,6 @@ static void test_train_removed(g2z_test *t) {
   }
 }
 
-/* Output that is not read, or closed output streams: the files are the same. */
 static void test_train_unread(g2z_test *t) {
   static const char *const ways[][2] = {{"", "| head -n 1"}, {"--save-every 20", "<&- >&- 2>&-"},
                                         {"--ranks 2", "<&- >&- 2>&-"}};
@@ -2146,7 +2133,6 @@ static void test_train_ranks_memory(g2z_test *t) {
   CHECK_HAS(t, test_trains(t, 0, "%s --dry-run --ranks 2 --zero %d", flags, stage), "it fits");
 }
 
-/* Both ranks resume the checkpoint that rank 0 finds intact. */
 static void test_train_ranks_latest(g2z_test *t) {
   test_ranks ranks;
   TRAIN_OR_SKIP(t);

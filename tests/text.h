@@ -388,7 +388,6 @@ static void test_tokenizer_refusals(g2z_test *t) {
   test_tokenizer(t, test_path(t, "merges.txt"));
 }
 
-/* g2z_encode_cut returns the last place where a text may be cut, whatever the text contains. */
 static void test_tokenizer_cut(g2z_test *t) {
   test_bpe b;
   uint32_t state = 1;
@@ -828,7 +827,6 @@ static void test_prepare_conventions(g2z_test *t) {
   }
 }
 
-/* Several jobs: for any number of threads, the shards equal one call of the library. */
 static void test_prepare_threads(g2z_test *t) {
   static char text[3000000];
   size_t bytes;
@@ -1062,7 +1060,6 @@ static void test_prepare_jsonl(g2z_test *t) {
   test_prepare_shard(t, "train.bin", 0, all.ids, all.count);
 }
 
-/* Text from gzip or zstd: whole, cut short, and without the program. */
 static void test_prepare_packed(g2z_test *t) {
   static const char *const packers[][2] = {{"gzip", "gz"}, {"zstd", "zst"}};
   static const char *const files[][2] = {

@@ -5,7 +5,6 @@
 
 static const g2z_dtype test_dtypes[] = {G2Z_FP32, G2Z_FP16, G2Z_BF16};
 
-/* Fails if a type does not learn, or if a fresh model is better than chance. */
 static void test_overfit(g2z_test *t) {
   for (int d = 0; d < 3; d++) {
     g2z_train_config config = test_config_of(2, 2, 32, 16, 61);
@@ -279,7 +278,6 @@ static void test_cuda_early(g2z_test *t) {
   }
 }
 
-/* Three micro-steps of 2 sequences and one of 6 sum up to the same gradient. */
 static void test_accumulation(g2z_test *t) {
   float losses[2][10];
   test_batch b = test_some_batch();
@@ -333,7 +331,6 @@ static void test_loss_scale(g2z_test *t) {
   CHECK(t, last.skipped == 0 && last.applied == 52 && last.loss_scale == 256);
 }
 
-/* Reads and writes ranges of the canonical order that begin in any bucket and cross units. */
 static void test_canonical_access(g2z_test *t) {
   static const double buckets[] = {0, 0.003, 0.02};
   for (int b = 0; b < 3; b++)
@@ -383,7 +380,6 @@ static void test_initialisation(g2z_test *t) {
   test_tensors(t, plan, test_initialised, w);
 }
 
-/* Validation returns the mean of the losses that steps with a learning rate of 0 report. */
 static void test_validation(g2z_test *t) {
   g2z_train_config config = test_config_of(1, 2, 16, 8, 61);
   g2z_loader_config lc = {test_at(t, "v.bin"), 2, 8, 1, 0, 1, 61, G2Z_ORDER_FILE, 0};
@@ -561,7 +557,6 @@ static void test_sampling(g2z_test *t) {
   ops_close(&e);
 }
 
-/* A list of tokens keeps its first services, whatever services later calls use. */
 static void test_tokens_services(g2z_test *t) {
   static g2z_test other;
   g2z_encoder *encoder = test_encoder(t, test_tokenizer(t, NULL));
@@ -701,12 +696,8 @@ static int rank_zero(int argc, char **argv) {
     if (rounded) trainer->device->ops = zero_still;
     g2z_trainer_free(trainer);
   }
-  if (status == G2Z_OK && context->rank == 0) {
-    FILE *file = fopen(argv[4], "wb");
-    if (!file || fwrite(losses, sizeof losses[0], (size_t)cases, file) != (size_t)cases ||
-        fclose(file) != 0)
-      status = G2Z_IO;
-  }
+  if (status == G2Z_OK && context->rank == 0)
+    status = rank_leaves(argv[4], losses, (size_t)cases * sizeof losses[0]);
   if (status != G2Z_OK) fprintf(stderr, "%s\n", services.error);
   g2z_context_free(context);
   return status != G2Z_OK;
@@ -943,9 +934,8 @@ static int rank_masked(int argc, char **argv) {
   for (size_t i = 0; i < count; i++) m[i] = NAN;
   if (status == G2Z_OK) status = g2z_trainer_read(trainer, G2Z_BUFFER_M, 0, count, m);
   for (size_t i = 0; i < count; i++) m[i] /= 1 - config.optimizer.beta1;
-  FILE *file = fopen(test_text("%s.%d", argv[3], context ? context->rank : 0), "wb");
-  if (status == G2Z_OK && (!file || fwrite(m, sizeof *m, count, file) != count)) status = G2Z_IO;
-  if (file && fclose(file) != 0) status = G2Z_IO;
+  if (status == G2Z_OK)
+    status = rank_leaves(test_text("%s.%d", argv[3], context->rank), m, count * sizeof *m);
   printf("step %.9g validation %.9g %s\n", (double)report.loss, val,
          status == G2Z_OK ? "" : services.error);
   free(m);
@@ -961,15 +951,10 @@ static int rank_masked(int argc, char **argv) {
 static int zero_run(g2z_test *t, int device, g2z_dtype dtype, int world, int cases, int how,
                     float losses[ZERO_CASES][ZERO_STEPS]) {
   int failures = t->failures;
-  unlink(test_path(t, "losses"));
   test_ranks_job(t, world, 0, NULL, "zero %d %d %d %d %s", device, (int)dtype, cases, how,
                  test_path(t, "losses"));
-  if (t->failures > failures) return 0;
-  FILE *file = fopen(test_path(t, "losses"), "rb");
-  size_t count = file ? fread(losses, sizeof losses[0], (size_t)cases, file) : 0;
-  if (file) fclose(file);
-  CHECK(t, count == (size_t)cases);
-  return count == (size_t)cases;
+  return t->failures == failures &&
+         test_takes(t, test_path(t, "losses"), losses, (size_t)cases * sizeof losses[0]);
 }
 
 /* The largest difference from one rank's loss in any step of any case, in nats. */
@@ -1084,7 +1069,6 @@ static void test_zero_halves(g2z_test *t) {
   test_zero_dtype(t, 0, G2Z_BF16, 2, 2, 0);
 }
 
-/* Stage 3 gathers the next block while a block is computed, and none more often than needed. */
 static void test_zero_turns(g2z_test *t) {
   for (int accum = 0; accum < 2; accum++)
     test_ranks_job(t, 2, 0, " 0 wrong", "turns %d", 3 + 3 * ZERO_COLUMNS * accum);
@@ -1120,7 +1104,6 @@ static void masked_run(g2z_test *t, const char *shard, int world, int stage, int
   static float all[1 << 17], part[1 << 17];
   g2z_train_config config = g2z_train_config_default();
   test_ranks ranks;
-  size_t count = 0;
   CHECK_OK(t, g2z_weights_config(&t->services, "golden/tiny", &config.model));
   config.batch = 3, config.seq = 20;
   const g2z_plan *plan = test_plan(t, &config, G2Z_DEVICE_CPU, 0, 1);
@@ -1137,13 +1120,9 @@ static void masked_run(g2z_test *t, const char *shard, int world, int stage, int
     CHECK(t, said && sscanf(said, "step %lf validation %lf", &step, &val) == 2);
     CHECK_NEAR(t, step, loss, 1e-5);
     CHECK_NEAR(t, val, loss, 1e-5);
-    FILE *from = fopen(test_at(t, "grads.%d", r), "rb");
-    count = from ? fread(part, sizeof *part, 1 << 17, from) : 0;
-    if (from) fclose(from);
-    CHECK(t, count == plan->parameters);
-    for (size_t i = 0; i < count; i++)
+    test_takes(t, test_at(t, "grads.%d", r), part, plan->parameters * sizeof *part);
+    for (size_t i = 0; i < plan->parameters; i++)
       if (!isnan(part[i])) all[i] = part[i];
-    unlink(test_at(t, "grads.%d", r));
   }
   test_tensors(t, plan, masked_gradient, all);
 }
@@ -1203,7 +1182,6 @@ static void test_zero_apart(g2z_test *t, int world) {
   unsetenv("NCCL_P2P_DISABLE");
 }
 
-/* On GPUs, with NCCL and copies. */
 static void test_cuda_zero(g2z_test *t) {
   int count = 0;
 #if defined(__CUDACC__)
