@@ -144,15 +144,12 @@
  *                           out]. Or model.safetensors.index.json, whose weight_map names files
  *     config.json           its GPT2Config, with vocab_hash in 16 hexadecimal digits, if known
  *
- * PAPERS
+ * PAPERS; those on single ops are named there
  *     Radford et al. 2019, Language models are unsupervised multitask learners (GPT-2)
  *     Rajbhandari et al. 2020, arXiv:1910.02054 (ZeRO)
  *     Loshchilov and Hutter 2019, arXiv:1711.05101 (AdamW)
  *     Jordan et al. 2024, kellerjordan.github.io/posts/muon; Liu et al. 2025, arXiv:2502.16982
- *     (Muon)
- *     Micikevicius et al. 2018, arXiv:1710.03740 (mixed precision)
- *     Dao et al. 2022, arXiv:2205.14135 (FlashAttention)
- *     Salmon et al. 2011, doi:10.1145/2063384.2063405 (Philox) */
+ *     (Muon) */
 
 #ifndef G2Z_INCLUDED
 #define G2Z_INCLUDED
@@ -318,7 +315,7 @@ G2Z_API g2z_status g2z_is_there(g2z_services *services, const char *path, int *t
 /* ===== >>d03 random numbers ==============================================
  * Counter-based: a number is a pure function of (seed, stream, counter). So nothing has to be
  * stored, any rank can compute any number, and a resumed run draws the same numbers.
- * Philox4x32-10 of Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3". */
+ * Philox4x32-10: Salmon et al. 2011, doi:10.1145/2063384.2063405. */
 
 typedef enum g2z_random_stream {
   G2Z_RANDOM_INIT = 1,  /* counter: canonical element / 4 (low, high), 0, 0 */
@@ -1580,10 +1577,6 @@ G2Z_API void g2z_comm_free(g2z_comm *comm); /* NULL is fine; before its device *
 G2Z_API g2z_call g2z_call_of(g2z_call_kind kind, void *to, const void *from, size_t n);
 /* Enqueues a call, or appends it to the step that is being recorded. */
 G2Z_API g2z_status g2z_comm_submit(g2z_comm *comm, const g2z_call *call);
-/* Bytes per second of a plain copy, to compare collectives with. Rank 0 makes several copies, on
- * GPUs by copy engine into another GPU, on a CPU by memcpy; the fastest counts. NaN on all ranks if
- * rank 0 sees no other GPU or cannot allocate memory there. */
-G2Z_API g2z_status g2z_comm_copy_rate(g2z_comm *comm, size_t bytes, double *bytes_per_s);
 
 /* ===== >>d12 weights =====================================================
  * GPT-2 in the files of Hugging Face's GPT2LMHeadModel: model.safetensors, whole or in several
@@ -3768,11 +3761,6 @@ G2Z__PRIVATE g2z_param_info g2z__param_describe(const g2z_model_config *model, g
   return params[param];
 }
 
-/* 1: an 8-bit product may read this weight. */
-G2Z__PRIVATE int g2z__narrow_can(const g2z_param_info *info) {
-  return info->unit == G2Z_UNIT_BLOCK && info->rank == 2;
-}
-
 G2Z__PRIVATE g2z_unit_kind g2z__unit_kind(const g2z_model_config *model, int unit) {
   const int wpe = model->layers + 1;
   return unit == 0 ? G2Z_UNIT_LNF : unit < wpe ? G2Z_UNIT_BLOCK
@@ -4047,7 +4035,7 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
   plan->narrow_bytes = 0;
   for (int p = 0; p < G2Z_PARAM_COUNT && kept; p++) {
     const g2z_param_info w = g2z__param_describe(&plan->model, (g2z_param)p);
-    if (g2z__narrow_can(&w))
+    if (w.unit == G2Z_UNIT_BLOCK && w.rank == 2)
       plan->narrow_bytes += (size_t)plan->model.layers *
                             (g2z__align(w.rows * G2Z_NARROW_ROW(w.cols)) +
                              g2z__align(w.cols * G2Z_NARROW_ROW(w.rows)));
@@ -8084,11 +8072,9 @@ G2Z__PRIVATE void g2z__record_free(g2z_comm *comm, g2z__record *record) {
 
 #if defined(__CUDACC__) /* gpt2_zero_kernels.cuh, >>k80 */
 static g2z_status g2z__cuda_comm_open(g2z_comm *comm, const g2z_comm_config *wanted);
-static g2z_status g2z__cuda_copy_seconds(g2z_comm *comm, size_t bytes, double *seconds);
 #else
 /* Never called: no device of this kind exists. */
 #define g2z__cuda_comm_open(comm, wanted) G2Z_UNSUPPORTED
-#define g2z__cuda_copy_seconds(comm, bytes, seconds) G2Z_UNSUPPORTED
 #endif
 
 G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device,
@@ -8126,38 +8112,6 @@ G2Z_API void g2z_comm_free(g2z_comm *comm) {
   if (!comm) return;
   if (comm->ops) comm->ops->close(comm);
   g2z_release(comm->services, comm);
-}
-
-#define G2Z__COPIES 5 /* the first is not timed: it touches pages and opens paths */
-
-G2Z_API g2z_status g2z_comm_copy_rate(g2z_comm *comm, size_t bytes, double *bytes_per_s) {
-  const int cuda = comm->device->kind == G2Z_DEVICE_CUDA;
-  double seconds = NAN;
-  char *from = NULL, *to = NULL;
-  g2z_status status = G2Z_OK;
-  *bytes_per_s = NAN;
-  if (bytes == 0)
-    status = g2z_fail(comm->services, G2Z_BAD_ARGUMENT, "a copy of no bytes has no rate");
-  else if (comm->rank == 0 && cuda) status = g2z__cuda_copy_seconds(comm, bytes, &seconds);
-  else if (comm->rank == 0) {
-    status = G2Z_NEW(comm->services, bytes, &from);
-    if (status == G2Z_OK) status = G2Z_NEW(comm->services, bytes, &to);
-  }
-  for (int i = 0; i < G2Z__COPIES && to && status == G2Z_OK; i++) {
-    memset(from, i, bytes); /* the compiler must not drop a copy */
-    const double begin = g2z_seconds();
-    memcpy(to, from, bytes);
-    const double spent = g2z_seconds() - begin;
-    if (to[bytes - 1] != i)
-      status = g2z_fail(comm->services, G2Z_DEVICE, "memcpy of %zu bytes went wrong", bytes);
-    if (i > 0 && !(seconds <= spent)) seconds = spent;
-  }
-  g2z_release(comm->services, to);
-  g2z_release(comm->services, from);
-  G2Z_TRY(g2z_ranks_agree(comm->ranks, status));
-  G2Z_TRY(g2z_ranks_broadcast(comm->ranks, &seconds, sizeof seconds));
-  *bytes_per_s = (double)bytes / seconds;
-  return G2Z_OK;
 }
 
 /* ===== >>i12 weights =====================================================
@@ -9471,7 +9425,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_first(g2z_trainer *t) {
     const g2z_param param = (g2z_param)(i % G2Z_PARAM_COUNT);
     const g2z_param_info w = g2z__param_describe(model, param);
     const int backward = param != G2Z_ATTPROJW && t->config.fp8 >= G2Z_FP8_ALL;
-    if (!g2z__narrow_can(&w)) continue;
+    if (w.unit != G2Z_UNIT_BLOCK || w.rank != 2) continue;
     uint8_t *rows = at + g2z__align(w.cols * G2Z_NARROW_ROW(w.rows));
     const g2z_narrow_weight one = {g2z__parameter(&t->model, L - i / G2Z_PARAM_COUNT, param), at,
                                    backward ? rows : NULL, (int)w.rows, (int)w.cols};

@@ -6943,45 +6943,6 @@ static g2z_status g2z_cuda_orthogonalize(g2z_device *device, void *area, const g
  * The meeting's kernel itself writes messages of up to 256 bytes, also in the device's own stream.
  * All copies use one stream: in several they would still run one by one, and start later. */
 
-/* The fastest of several copies of `bytes` from this GPU to the next GPU that the process sees. */
-static g2z_status g2z__cuda_copies(g2z_comm *comm, int here, int there, void *from, void *to,
-                                   size_t bytes, double *seconds) {
-  cudaStream_t stream = g2z__cuda_of(comm->device)->stream;
-  for (int i = 0; i < G2Z__COPIES; i++) {
-    G2Z__CUDA(comm, cudaStreamSynchronize(stream));
-    double begin = g2z_seconds();
-    G2Z__CUDA(comm, cudaMemcpyPeerAsync(to, there, from, here, bytes, stream));
-    G2Z__CUDA(comm, cudaStreamSynchronize(stream));
-    double spent = g2z_seconds() - begin;
-    if (i > 0 && !(*seconds <= spent)) *seconds = spent;
-  }
-  return G2Z_OK;
-}
-
-static g2z_status g2z__cuda_copy_seconds(g2z_comm *comm, size_t bytes, double *seconds) {
-  int here, count = 0;
-  void *from = NULL, *to = NULL;
-  *seconds = NAN;
-  G2Z__CUDA(comm, cudaGetDevice(&here));
-  G2Z__CUDA(comm, cudaGetDeviceCount(&count));
-  if (count < 2) return G2Z_OK;
-  int there = (here + 1) % count;
-  /* Without peer access the driver copies through the host; then this measures that path. */
-  if (cudaDeviceEnablePeerAccess(there, 0) != cudaSuccess) (void)cudaGetLastError();
-  cudaError_t error = cudaMalloc(&from, bytes);
-  if (error == cudaSuccess) error = cudaSetDevice(there);
-  if (error == cudaSuccess) error = cudaMalloc(&to, bytes);
-  G2Z__CUDA(comm, cudaSetDevice(here));
-  g2z_status status = G2Z_OK;
-  if (error == cudaSuccess) status = g2z__cuda_copies(comm, here, there, from, to, bytes, seconds);
-  else (void)cudaGetLastError(); /* the other GPU is exclusive or full: the speed stays unknown */
-  cudaError_t freed_to = cudaFree(to), freed_from = cudaFree(from);
-  G2Z_TRY(status);
-  G2Z__CUDA(comm, freed_to);
-  G2Z__CUDA(comm, freed_from);
-  return G2Z_OK;
-}
-
 #if defined(G2Z__NCCL)
 
 /* Memory of the same size on every rank, shared with the other ranks. */

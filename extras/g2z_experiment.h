@@ -68,7 +68,7 @@ extern "C" {
   X(message_mib,          0, "MiB",          "of a collective's whole buffer")                    \
   X(time_us,              1, "us",           "per collective, on the slowest rank")               \
   X(bus_gb_per_sec,       2, "bus GB/s",     "traffic per link, as nccl-tests counts it")         \
-  X(limit_gb_per_sec,     2, "limit GB/s",   "a plain copy: g2z_comm_copy_rate")                  \
+  X(limit_gb_per_sec,     2, "limit GB/s",   "a plain copy: g2zx_copy_rate")                      \
   X(of_limit,             3, "of limit",     "bus over limit")                                    \
   X(began_sec,            3, "began",        "g2z_seconds() when measuring began")                \
   X(ended_sec,            3, "ended",        "g2z_seconds() when measuring ended")
@@ -1131,6 +1131,65 @@ static g2z_status g2zx_time_exchange(g2z_comm *comm, const g2zx_collective *c, c
   return G2Z_OK;
 }
 
+#define G2ZX_COPIES 5 /* the first is not timed: it touches pages and opens paths */
+
+/* The fastest of several copies on the CPU; on a GPU, from its memory into another GPU's by copy
+ * engine. *seconds stays NaN if there is no other GPU, or if that GPU is exclusive or full. */
+static g2z_status g2zx_time_copy(const g2z_device *device, size_t bytes, double *seconds) {
+  char *from = NULL, *to = NULL;
+  double begin;
+#if defined(__CUDACC__)
+  if (device->kind == G2Z_DEVICE_CUDA) {
+    int here = 0, count = 0;
+    cudaError_t error = cudaGetDevice(&here);
+    if (error == cudaSuccess) error = cudaGetDeviceCount(&count);
+    const int there = count > 1 ? (here + 1) % count : here;
+    if (there != here) {
+      /* Without peer access the driver copies through the host; then this measures that path. */
+      cudaDeviceEnablePeerAccess(there, 0);
+      cudaMalloc((void **)&from, bytes);
+      cudaSetDevice(there);
+      cudaMalloc((void **)&to, bytes);
+      error = cudaSetDevice(here);
+      (void)cudaGetLastError(); /* of the calls that may fail */
+    }
+    for (int i = 0; i < G2ZX_COPIES && from && to && error == cudaSuccess; i++) {
+      begin = g2z_seconds();
+      error = cudaMemcpyPeer(to, there, from, here, bytes);
+      if (error == cudaSuccess) error = cudaDeviceSynchronize();
+      if (i > 0) *seconds = fmin(*seconds, g2z_seconds() - begin);
+    }
+    cudaFree(to);
+    cudaFree(from);
+    if (error == cudaSuccess) return G2Z_OK;
+    return g2z_fail(device->services, G2Z_DEVICE, "a copy of %zu bytes between two GPUs failed: %s",
+                    bytes, cudaGetErrorString(error));
+  }
+#endif
+  g2z_status status = G2Z_NEW(device->services, bytes, &from);
+  if (status == G2Z_OK) status = G2Z_NEW(device->services, bytes, &to);
+  for (int i = 0; i < G2ZX_COPIES && status == G2Z_OK; i++) {
+    memset(from, i, bytes); /* the compiler must not drop a copy */
+    begin = g2z_seconds();
+    memcpy(to, from, bytes);
+    const double spent = g2z_seconds() - begin;
+    if (i > 0 && to[bytes - 1] == i) *seconds = fmin(*seconds, spent);
+  }
+  g2z_release(device->services, to);
+  g2z_release(device->services, from);
+  return status;
+}
+
+/* Bytes per second of a plain copy by rank 0, to compare collectives with; NaN: not known. */
+static g2z_status g2zx_copy_rate(g2z_comm *comm, size_t bytes, double *bytes_per_s) {
+  double seconds = NAN;
+  g2z_status status = comm->rank == 0 ? g2zx_time_copy(comm->device, bytes, &seconds) : G2Z_OK;
+  G2Z_TRY(g2z_ranks_agree(comm->ranks, status));
+  G2Z_TRY(g2z_ranks_broadcast(comm->ranks, &seconds, sizeof seconds));
+  *bytes_per_s = (double)bytes / seconds;
+  return G2Z_OK;
+}
+
 /* Times all collectives of all sizes over one transport, if this machine has that transport.
  * The copy engines run only the collectives that they support. */
 static g2z_status g2zx_exchange_over(g2z_context *context, const g2zx_axis *sizes,
@@ -1157,7 +1216,7 @@ static g2z_status g2zx_exchange_over(g2z_context *context, const g2zx_axis *size
   status = g2z_ranks_agree(comm->ranks, status == G2Z_OK ? gained : status);
   for (int i = 0; i < sizes->count && status == G2Z_OK && comm->gather == transport; i++) {
     const size_t n = ((size_t)(sizes->at[i] * 1048576.0) / size + unit - 1) / unit * unit;
-    status = g2z_comm_copy_rate(comm, n * size, &copy_rate);
+    status = g2zx_copy_rate(comm, n * size, &copy_rate);
     for (size_t k = 0; k < G2Z_COUNT(g2zx_collectives) && status == G2Z_OK; k++) {
       const g2zx_collective *c = &g2zx_collectives[k];
       const int reduces = comm->reduce == G2Z_TRANSPORT_COPY || c->kind == G2Z_CALL_GATHER;
