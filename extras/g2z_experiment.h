@@ -906,23 +906,13 @@ static g2z_status g2zx_new_summary(g2z_services *services, const g2z_bench *o,
   return G2Z_OK;
 }
 
-/* "Intel(R) Xeon(R) ..., 2 cores", or "2 x NVIDIA H200, CUDA 13.0, NCCL 2.28.9". */
-static void g2zx_describe(g2z_services *services, const g2z_device *device, char out[256]) {
-  char *text, name[128] = "CPU";
-  size_t bytes;
+/* "CPU, 2 cores", or "2 x NVIDIA H200, CUDA 13.0, NCCL 2.28.9". */
+static void g2zx_describe(const g2z_device *device, char out[256]) {
   const g2z_device_info *info = &device->info;
-  if (device->kind == G2Z_DEVICE_CUDA) {
+  if (device->kind == G2Z_DEVICE_CUDA)
     snprintf(out, 256, "%d x %.100s, CUDA %.20s%s%.20s", info->count, info->name, info->runtime,
              info->collectives[0] ? ", NCCL " : "", info->collectives);
-    return;
-  }
-  if (g2z_read_file(services, "/proc/cpuinfo", 1 << 22, &text, &bytes) == G2Z_OK) {
-    const char *at = strstr(text, "model name");
-    if (at && (at = strchr(at, ':')) != NULL)
-      snprintf(name, sizeof name, "%.*s", (int)strcspn(at + 2, "\n"), at + 2);
-    g2z_release(services, text);
-  }
-  snprintf(out, 256, "%.120s, %ld cores", name, sysconf(_SC_NPROCESSORS_ONLN));
+  else snprintf(out, 256, "CPU, %ld cores", sysconf(_SC_NPROCESSORS_ONLN));
 }
 
 /* ----- a point's ranks: bench point ----- */
@@ -950,7 +940,7 @@ static g2z_status g2zx_train_point(g2z_context *context, const g2z_bench *o, g2z
   G2Z_TRY(g2z_run_create(context, &config, &run));
   g2z_status status = g2z_run_write_launch(context->services, &config,
                                            g2z_ranks_place(context->ranks));
-  g2zx_describe(context->services, g2z_run_trainer(run)->device, hardware);
+  g2zx_describe(g2z_run_trainer(run)->device, hardware);
   w->began = g2z_seconds();
   w->cpu_s = g2zx_cpu_s();
   event.kind = G2Z_RUN_STEP;
@@ -1242,7 +1232,7 @@ static g2z_status g2zx_exchange(g2z_context *context, const g2z_bench *o, g2z_su
   status = g2z_ranks_agree(context->ranks, status);
   for (int i = G2Z_TRANSPORT_NCCL; i <= G2Z_TRANSPORT_COPY && status == G2Z_OK; i++)
     status = g2zx_exchange_over(context, &sizes, device, (g2z_transport)i, s);
-  if (status == G2Z_OK) g2zx_describe(services, device, s->hardware);
+  if (status == G2Z_OK) g2zx_describe(device, s->hardware);
   g2z_device_free(device);
   return status;
 }
@@ -1336,15 +1326,10 @@ static g2z_status g2zx_check_job(const g2zx_experiment *e, int stage, g2zx_job *
   f->plan_gib = (double)plan->bytes_total / 1073741824.0;
   g2z_plan_free(plan);
   if (train->train_glob) { /* the shards must exist and hold a step of this point */
-    g2z_loader_config shards;
+    const g2z_loader_config shards = {
+        train->train_glob, train->batch, train->seq, train->accum, 0, j->world,
+        train->model.vocab, G2Z_ORDER_SHUFFLED, train->seed};
     g2z_loader *loader;
-    memset(&shards, 0, sizeof shards);
-    shards.glob = train->train_glob;
-    shards.batch = train->batch;
-    shards.seq = train->seq;
-    shards.accum = train->accum;
-    shards.world = j->world;
-    shards.vocab = train->model.vocab;
     G2Z_TRY(g2z_loader_create(services, &shards, &loader));
     g2z_loader_free(loader);
   }
@@ -1522,16 +1507,14 @@ static g2z_status g2zx_run_job(g2zx_experiment *e, g2zx_job *j, int repeat) {
     g2zx_stop = end.signal;
     status = g2zx_check_stop(e);
   }
-  if (status == G2Z_OK && end.exit_code != 0) { /* report the last "bench: " line, else the last */
-    char *text = NULL, *best = NULL, *rest = NULL;
+  if (status == G2Z_OK && end.exit_code != 0) { /* report the last sentence of bench */
+    char *text = NULL;
+    const char *last = "bench: it printed no reason";
     size_t bytes;
     if (g2z_read_file(e->services, console.text, (size_t)16 << 20, &text, &bytes) == G2Z_OK)
-      for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest))
-        if (!best || strncmp(best, "bench: ", 7) != 0 || strncmp(line, "bench: ", 7) == 0)
-          best = line;
-    if (best && strncmp(best, "bench: ", 7) == 0) best += 7;
-    snprintf(result, sizeof result, "exit code %d: %.300s", end.exit_code,
-             best ? best : "it printed nothing");
+      for (char *at = text; (at = strstr(at, "bench: ")) != NULL; at += 7) last = at;
+    snprintf(result, sizeof result, "exit code %d: %.*s", end.exit_code,
+             (int)strcspn(last + 7, "\n") < 300 ? (int)strcspn(last + 7, "\n") : 300, last + 7);
     g2zx_give_up(&j->point, G2Z_OUTCOME_FAILED, result);
     g2z_release(e->services, text);
   } else if (status == G2Z_OK &&

@@ -126,27 +126,6 @@ typedef struct g2z_metrics {
 #undef X
 } g2z_metrics;
 
-/* Optional members of a line: validation, saving and other work that takes time between steps. */
-#define G2Z_NOTE_LIST(X) \
-  X(val_loss) X(val_ms) X(save_ms) X(sample_ms) X(epoch) X(epoch_ms) \
-  X(eval) X(eval_loss) X(eval_acc_norm) X(eval_ms)
-
-/* A line of metrics.jsonl. Optional members that it lacks are NaN. metrics.step_ms is NaN in a line
- * that is not a step's. */
-typedef struct g2z_metrics_line {
-  g2z_metrics metrics;
-#define X(name) double name;
-  G2Z_NOTE_LIST(X)
-#undef X
-  int target;                   /* 1: this validation is the first to reach --target-loss */
-  char eval_file[256];          /* "": none, or longer than 255 bytes */
-} g2z_metrics_line;
-/* Reads line `number` of the file `path` at text[*at], and moves *at past it. A line without a
- * line feed is a failure with *torn = 1: the run is writing it, or the machine went down. */
-G2Z_API g2z_status g2z_metrics_read(g2z_services *services, const char *path, const char *text,
-                                    size_t bytes, size_t *at, int number, g2z_metrics_line *line,
-                                    int *torn);
-
 /* Writes run_dir/report.html: curves from metrics.jsonl, and facts from training_metrics.json or,
  * until the run has written that, from launcher_metadata.json. A file that is damaged or is not a
  * run's is a failure; then nothing is written. */
@@ -1023,30 +1002,40 @@ static g2z_status g2zp_read_run(g2z_services *services, const char *run_dir, g2z
 
 /* ----- metrics.jsonl ----- */
 
+/* Optional members of a line: validation, saving and other work that takes time between steps. */
+#define G2ZP_NOTE_LIST(X) \
+  X(val_loss) X(val_ms) X(save_ms) X(sample_ms) X(eval) X(eval_loss) X(eval_acc_norm) X(eval_ms)
+
+/* A line of metrics.jsonl. Optional members that it lacks are NaN. metrics.step_ms is NaN in a line
+ * that is not a step's. */
+typedef struct g2zp_line {
+  g2z_metrics metrics;
+#define X(name) double name;
+  G2ZP_NOTE_LIST(X)
+#undef X
+  int target;                   /* 1: this validation is the first to reach --target-loss */
+  char eval_file[256];          /* "": none, or longer than 255 bytes */
+} g2zp_line;
+
 static double g2zp_json_number_or_null(g2z_json *json) {
   if (g2z_json_peek(json) != 'n') return g2z_json_number(json);
   g2z_json_skip(json);
   return NAN;
 }
 
-G2Z_API g2z_status g2z_metrics_read(g2z_services *services, const char *path, const char *text,
-                                    size_t bytes, size_t *at, int number, g2z_metrics_line *line,
-                                    int *torn) {
-  const char *from = text + *at, *end = (const char *)memchr(from, '\n', bytes - *at);
+/* Reads line `number` of the file `path`, at text[0..bytes-1]. */
+static g2z_status g2zp_line_read(g2z_services *services, const char *path, const char *text,
+                                 size_t bytes, size_t number, g2zp_line *line) {
   char sentence[G2Z_ERROR_BYTES], word[300];
   g2z_json json;
   g2z_json_text key;
-  *torn = !end;
-  if (!end)
-    return g2z_fail(services, G2Z_FORMAT, "%.600s, line %d is incomplete", path, number);
-  *at = (size_t)(end - text) + 1;
   memset(line, 0, sizeof *line);
   line->metrics.step = -1;
   line->metrics.step_ms = NAN;
 #define X(name) line->name = NAN;
-  G2Z_NOTE_LIST(X)
+  G2ZP_NOTE_LIST(X)
 #undef X
-  g2z_json_open(&json, services, "metrics.jsonl", from, (size_t)(end - from));
+  g2z_json_open(&json, services, "metrics.jsonl", text, bytes);
   if (g2z_json_enter(&json, '{'))
     while (g2z_json_next(&json, '}', &key)) {
 #define G2ZP_GET_INTEGER g2z_json_integer
@@ -1056,7 +1045,7 @@ G2Z_API g2z_status g2z_metrics_read(g2z_services *services, const char *path, co
       G2Z_METRIC_LIST(X)
 #undef X
 #define X(name) if (g2z_json_is(&key, #name)) line->name = g2zp_json_number_or_null(&json); else
-      G2Z_NOTE_LIST(X)
+      G2ZP_NOTE_LIST(X)
 #undef X
       if (g2z_json_is(&key, "eval_file")) {
         g2z_json_text file = g2z_json_string(&json);
@@ -1072,8 +1061,8 @@ G2Z_API g2z_status g2z_metrics_read(g2z_services *services, const char *path, co
     status = g2z_fail(services, G2Z_FORMAT, "it has no \"step\"");
   if (status == G2Z_OK) return G2Z_OK;
   memcpy(sentence, services->error, sizeof sentence);
-  return g2z_fail(services, status, "%.200s, line %d is damaged or not from a run: %.250s. To "
-                  "delete the line: sed -i %dd %s", path, number, sentence, number,
+  return g2z_fail(services, status, "%.200s, line %zu is damaged or not from a run: %.250s. To "
+                  "delete the line: sed -i %zud %s", path, number, sentence, number,
                   g2z_shell_word(path, word, sizeof word));
 }
 
@@ -1187,14 +1176,14 @@ static g2z_status g2zp_curves_read(g2z_services *services, const char *run_dir,
   if (status == G2Z_OK)
     status = g2z_allocate(services, lines, G2ZP_COLUMNS * sizeof(double), &values);
   for (size_t i = 0; i < G2ZP_COLUMNS && values; i++) c->column[i] = values + i * lines;
-  for (size_t at = 0, number = 1; at < bytes && status == G2Z_OK; number++) {
-    g2z_metrics_line line;
+  const char *at = text;             /* the run may still write the rest of an incomplete line */
+  for (size_t number = 1; number <= lines && status == G2Z_OK; number++) {
+    const char *end = (const char *)memchr(at, '\n', bytes - (size_t)(at - text));
+    g2zp_line line;
     const g2z_metrics *m = &line.metrics;
-    int torn;
-    status = g2z_metrics_read(services, path.text, text, bytes, &at, (int)number, &line, &torn);
-    if (torn) status = G2Z_OK; /* the run is still writing this line */
-    if (torn) break;
-    if (status != G2Z_OK) continue;
+    status = g2zp_line_read(services, path.text, at, (size_t)(end - at), number, &line);
+    at = end + 1;
+    if (status != G2Z_OK) break;
 
     /* Adds the line to columns and sums. */
     const double ms[] = {m->step_ms - m->data_ms, m->data_ms, line.val_ms, line.save_ms,
@@ -1388,17 +1377,11 @@ static void g2zp_run_page(g2z_page *page, const g2zp_run *run) {
   const int ended = run->metrics.text != NULL, failed = run->failure.text != NULL;
   const g2z_object *object = ended ? &run->metrics : &run->launcher;
   char *reason = NULL, *detail = NULL, now[32];
-  double epoch_steps = 0;            /* by training_metrics.json; `steps` is more after a resume */
-  g2z_object epoch;
-  g2z_json json;
 
   /* The head: result, facts from the files, progress, values that were the same in all steps. */
-  if (g2z_object_list(&run->metrics, "epochs", &json))
-    while (g2z_object_next(&run->metrics, &json, &epoch))
-      epoch_steps += g2z_object_number(&epoch, "steps");
   g2z_utc_now(now);
   if (failed) detail = g2zp_page_get(page, &run->failure, "sentence");
-  else if (epoch_steps == (double)steps) {
+  else {
     reason = g2zp_page_get(page, &run->metrics, "shutdown.reason");
     detail = g2zp_page_get(page, &run->metrics, "shutdown.signal");
   }

@@ -1263,23 +1263,6 @@ static g2z_status g2zr_save(g2z_run *run, g2z_run_event *event) {
 
 /* ----- opening ----- */
 
-static g2z_loader_config g2zr_shards(const g2z_run *run, const char *glob, int accum,
-                                     g2z_order order) {
-  const g2z_train_config *train = &run->config.train;
-  g2z_loader_config shards;
-  memset(&shards, 0, sizeof shards);
-  shards.glob = glob;
-  shards.batch = train->batch;
-  shards.seq = train->seq;
-  shards.accum = accum;
-  shards.rank = run->context->rank;
-  shards.world = run->context->world;
-  shards.vocab = train->model.vocab;
-  shards.order = order;
-  shards.seed = train->seed;
-  return shards;
-}
-
 /* Computes the number of steps from the checkpoint's place in the data. The number is the
  * schedule's horizon, which the trainer needs from the start. */
 static g2z_status g2zr_count_steps(g2z_run *run) {
@@ -1753,14 +1736,15 @@ static g2z_status g2zr_open_alone(g2z_run *run) {
   const g2z_train_config *train = &config->train;
   const char *shards = train->train_glob ? train->train_glob : config->val_glob;
   run->tokens_per_step = (int64_t)train->batch * train->seq * train->accum * run->context->world;
-  if (train->train_glob) {
-    g2z_loader_config loader = g2zr_shards(run, train->train_glob, train->accum,
-                                           G2Z_ORDER_SHUFFLED);
-    G2Z_TRY(g2z_loader_create(run->services, &loader, &run->train));
-  }
+  g2z_loader_config loader = {
+      train->train_glob, train->batch, train->seq, train->accum, run->context->rank,
+      run->context->world, train->model.vocab, G2Z_ORDER_SHUFFLED, train->seed};
+  if (train->train_glob) G2Z_TRY(g2z_loader_create(run->services, &loader, &run->train));
   G2Z_TRY(g2zr_open_tokenizer(run));
   if (config->val_glob) {
-    g2z_loader_config loader = g2zr_shards(run, config->val_glob, 1, G2Z_ORDER_FILE);
+    loader.glob = config->val_glob;
+    loader.accum = 1;
+    loader.order = G2Z_ORDER_FILE;
     G2Z_TRY(g2z_loader_create(run->services, &loader, &run->val));
     run->val_steps = run->val->steps_per_epoch;
     if (config->val_steps > 0 && run->val_steps > config->val_steps)
@@ -1893,6 +1877,16 @@ static double g2zr_peak_flops(const char *name, g2z_dtype dtype) {
   return NAN;
 }
 
+/* The work that this run's settings ask for. */
+static int g2zr_possible(const g2z_run *run) {
+  const g2z_run_config *c = &run->config;
+  return G2ZR_DUE_STOP | G2ZR_DUE_EPOCH_END | G2ZR_DUE_FINISH |
+         (c->save_every > 0 || c->save_epochs || c->keep_best ? G2ZR_DUE_SAVE : 0) |
+         (c->save_weights ? G2ZR_DUE_WEIGHTS : 0) | (c->keep_best ? G2ZR_DUE_BEST : 0) |
+         (run->val ? G2ZR_DUE_VALIDATION : 0) | (c->eval.count ? G2ZR_DUE_EVALUATION : 0) |
+         (c->sample_tokens ? G2ZR_DUE_SAMPLE : 0);
+}
+
 /* Opens the files last, so that an earlier failure leaves none. */
 static g2z_status g2zr_open(g2z_run *run) {
   struct utsname name;
@@ -1957,11 +1951,8 @@ static g2z_status g2zr_open(g2z_run *run) {
   }
   run->impatient = config.patience > 0 && sum->stale >= (double)config.patience;
   if (run->resume && (run->steps <= run->resumed || run->impatient))
-    run->due |= end | (config.save_weights ? G2ZR_DUE_WEIGHTS : 0);
-  if (!config.keep_best) run->due &= ~G2ZR_DUE_BEST;
-  if (!run->val) run->due &= ~G2ZR_DUE_VALIDATION;
-  if (!config.eval.count) run->due &= ~G2ZR_DUE_EVALUATION;
-  if (!run->config.sample_tokens) run->due &= ~G2ZR_DUE_SAMPLE;
+    run->due |= end | G2ZR_DUE_WEIGHTS;
+  run->due &= g2zr_possible(run);
   g2z_loader *loader = run->trainer->loader;
   if (loader) run->epoch_step = loader->position.step;
   if (run->resume) {
@@ -2042,12 +2033,9 @@ static int g2zr_is_every(int64_t steps, int64_t step) { return steps > 0 && step
 
 /* The work that is due after the last step, except its validation. */
 static int g2zr_last_work(const g2z_run *run) {
-  const g2z_run_config *c = &run->config;
-  const int saves = c->save_every > 0 || c->save_epochs || c->keep_best;
-  return G2ZR_DUE_EPOCH_END | G2ZR_DUE_FINISH |
-         (saves && run->saved != run->step ? G2ZR_DUE_SAVE : 0) |
-         (c->save_weights ? G2ZR_DUE_WEIGHTS : 0) | (c->eval.count ? G2ZR_DUE_EVALUATION : 0) |
-         (c->sample_tokens ? G2ZR_DUE_SAMPLE : 0);
+  const int saved = run->saved == run->step ? 0 : G2ZR_DUE_SAVE;
+  return g2zr_possible(run) & (saved | G2ZR_DUE_WEIGHTS | G2ZR_DUE_EVALUATION | G2ZR_DUE_SAMPLE |
+                               G2ZR_DUE_EPOCH_END | G2ZR_DUE_FINISH);
 }
 
 /* Enqueues a step; records its time and the work that is due after it. */
@@ -2060,15 +2048,13 @@ static g2z_status g2zr_train(g2z_run *run, g2z_report *report) {
   run->epoch_step = (run->epoch_step + 1) % run->steps_per_epoch;
   run->epoch_ends = run->epoch_step == 0;
   const int last = step == run->steps, epoch_end = last || run->epoch_ends;
-  if (run->val && (epoch_end || g2zr_is_every(config->val_every, step)))
-    run->due |= G2ZR_DUE_VALIDATION;
-  if (config->eval.count > 0 && g2zr_is_every(config->eval_every, step))
-    run->due |= G2ZR_DUE_EVALUATION;
-  if (config->sample_tokens > 0 && g2zr_is_every(config->sample_every, step))
-    run->due |= G2ZR_DUE_SAMPLE;
+  if (epoch_end || g2zr_is_every(config->val_every, step)) run->due |= G2ZR_DUE_VALIDATION;
+  if (g2zr_is_every(config->eval_every, step)) run->due |= G2ZR_DUE_EVALUATION;
+  if (g2zr_is_every(config->sample_every, step)) run->due |= G2ZR_DUE_SAMPLE;
   if (epoch_end) run->due |= G2ZR_DUE_EPOCH_END;
   if (g2zr_is_every(config->save_every, step) || (config->save_epochs && epoch_end))
     run->due |= G2ZR_DUE_SAVE;
+  run->due &= g2zr_possible(run);
   if (last) run->due |= g2zr_last_work(run);
   return G2Z_OK;
 }
@@ -2761,18 +2747,13 @@ static g2z_status g2zr_settle_model(g2z_services *services, g2z_run_options *o) 
                "checkpoint, or gpt2, which make gpt2 downloads", weights);
   }
   G2Z_TRY(g2z_weights_config(services, weights, model));
-  if (o->model) {
-    G2Z_TRY(g2z_model_config_named(services, o->model, &wanted));
-    g2z_shape_override(&wanted, &o->shape);
-    wanted.context = o->shape.context; /* --model sets neither context nor vocabulary */
-    wanted.vocab = o->shape.vocab;
-  }
+  if (o->model)
+    G2Z_REFUSE(services, "--init-from brings its model: remove --model %.80s", o->model);
 #define X(name, flag)                                                                             \
   if (wanted.name && wanted.name != model->name)                                                  \
-    G2Z_REFUSE(services, "%s means " #name "=%d, but the weights in %.400s have " #name "=%d: "   \
-               "remove %s, or name other weights with --init-from",                               \
-               o->shape.name ? flag : "--model", wanted.name, weights, model->name,               \
-               o->shape.name ? flag : "--model");
+    G2Z_REFUSE(services, flag " means " #name "=%d, but the weights in %.400s have " #name "=%d: " \
+               "remove " flag ", or name other weights with --init-from", wanted.name, weights,   \
+               model->name);
   X(layers, "--layers")
   X(channels, "--channels")
   X(heads, "--heads")
@@ -2797,37 +2778,38 @@ static g2z_status g2zr_settle_model(g2z_services *services, g2z_run_options *o) 
 /* Refuses flags that would have no effect. */
 static g2z_status g2zr_check_uses(g2z_services *services, const g2z_run_options *o) {
   const g2z_run_options defaults = g2z_run_options_default();
-  const int samples = o->run.sample_tokens > 0, validates = o->run.val_glob != NULL;
-#define X(used, flag, name, sentence)                                                             \
-  if (!(used) && memcmp(&o->run.name, &defaults.run.name, sizeof o->run.name) != 0)               \
-    G2Z_REFUSE(services, flag " " sentence);
-#define SAMPLE(flag, name) \
-  X(samples, flag, name, "has no effect with --sample-tokens 0; remove one of them")
-#define VAL(flag, name) \
-  X(validates, flag, name, "has no effect without --val; give --val GLOB, or remove it")
-#define TRAIN(flag, name)                                                                         \
-  X(validates && o->run.train.train_glob, flag, name,                                             \
-    "has no effect without --train and --val; give both, or remove it")
-  SAMPLE("--prompt", prompt)
-  SAMPLE("--sample-every", sample_every)
-  SAMPLE("--temperature", sampling.temperature)
-  SAMPLE("--top-k", sampling.top_k)
-  SAMPLE("--top-p", sampling.top_p)
-  SAMPLE("--sample-seed", sampling.seed)
-  VAL("--val-every", val_every)
-  VAL("--val-steps", val_steps)
-  VAL("--max-val-steps", max_val_steps)
-  TRAIN("--patience", patience)
-  TRAIN("--keep-best", keep_best)
-  TRAIN("--target-loss", target_loss)
-  X(o->run.eval.count && o->run.train.train_glob, "--eval-every", eval_every,
-    "has no effect without --eval and --train; give both, or remove it")
-  X(o->run.train.optimizer.kind == G2Z_OPTIMIZER_MUON, "--momentum", train.optimizer.momentum,
-    "has no effect without --optimizer muon; give it, or remove --momentum")
-#undef TRAIN
-#undef VAL
-#undef SAMPLE
-#undef X
+  const g2z_run_config *run = &o->run;
+  const int samples = run->sample_tokens > 0, validates = run->val_glob != NULL;
+  const int trains = run->train.train_glob != NULL;
+  static const char no_samples[] = "with --sample-tokens 0; remove one of them";
+  static const char no_val[] = "without --val; give --val GLOB, or remove it";
+  static const char not_both[] = "without --train and --val; give both, or remove it";
+#define USE(used, flag, name, why) \
+  {used, memcmp(&run->name, &defaults.run.name, sizeof run->name) != 0, flag, why}
+  const struct {
+    int used, given;
+    const char *flag, *why;
+  } uses[] = {
+      USE(samples, "prompt", prompt, no_samples),
+      USE(samples, "sample-every", sample_every, no_samples),
+      USE(samples, "temperature", sampling.temperature, no_samples),
+      USE(samples, "top-k", sampling.top_k, no_samples),
+      USE(samples, "top-p", sampling.top_p, no_samples),
+      USE(samples, "sample-seed", sampling.seed, no_samples),
+      USE(validates, "val-every", val_every, no_val),
+      USE(validates, "val-steps", val_steps, no_val),
+      USE(validates, "max-val-steps", max_val_steps, no_val),
+      USE(validates && trains, "patience", patience, not_both),
+      USE(validates && trains, "keep-best", keep_best, not_both),
+      USE(validates && trains, "target-loss", target_loss, not_both),
+      USE(run->eval.count && trains, "eval-every", eval_every,
+          "without --eval and --train; give both, or remove it"),
+      USE(run->train.optimizer.kind == G2Z_OPTIMIZER_MUON, "momentum", train.optimizer.momentum,
+          "without --optimizer muon; give it, or remove --momentum")};
+#undef USE
+  for (size_t i = 0; i < G2Z_COUNT(uses); i++)
+    if (uses[i].given && !uses[i].used)
+      G2Z_REFUSE(services, "--%s has no effect %s", uses[i].flag, uses[i].why);
   return G2Z_OK;
 }
 
