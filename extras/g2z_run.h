@@ -31,7 +31,8 @@
  *     metrics.jsonl      grows by a line per step, validation, scored file, sample, save and epoch
  *     train.log          grows by the lines that the console shows, and a line for each step
  *     step-NNNNNN        checkpoints
- *     best               with keep_best: the weights of the lowest validation loss
+ *     best               with keep_best: the weights of the lowest validation loss; best-1, ...: the
+ *                        same over earlier validation tokens
  *     resumed_from.txt   the path of the other run's checkpoint that this run started from
  *     RUN_COMPLETE.txt written last: a run without it has not ended. A stopped run has a checkpoint
  *                        and training_metrics.json, with the reason in "shutdown"
@@ -283,9 +284,8 @@ extern "C" {
   X(due)           /* saved: work left to do after the step, */                                   \
   X(evaluated)     /* and the number of --eval files scored by then */                            \
   X(best_step)     /* of best_val_loss */                                                         \
-  X(kept_step)     /* of the weights in RUN_DIR/best; NaN: none */                                \
-  X(val_data)      /* what a validation reads: a hash of its shards, */                           \
-  X(val_tokens)    /* and the number of its tokens; 0: there was no validation data */            \
+  X(val_data)      /* what best_val_loss was measured over: a hash of the shards, */              \
+  X(val_tokens)    /* and the number of tokens; 0: there was no validation */                     \
   X(stale)         /* number of validations since best_step */                                    \
   X(target_loss)                                                                                  \
   X(target_step)   /* step, tokens and wall time of the first validation that reached it; */      \
@@ -390,7 +390,7 @@ struct g2z_run {
   double step_s_of[2];               /* of the last two steps: losses come one step late */
   g2z_metrics known;                 /* of the last step whose loss is known */
   double peak_flops;                 /* of all ranks; NaN: unknown */
-  g2zr_totals sum;
+  g2zr_totals sum, kept;             /* kept: when best was written; val_data NaN: unknown */
   int64_t val_steps, val_tokens;     /* batches and tokens of one validation */
   double *step_s;                    /* of this epoch's steps since the start or the resume, */
   size_t timed;                      /* and their number */
@@ -979,6 +979,11 @@ static const char *g2zr_command(const g2z_run *run, int other, const char *flag,
   return text;
 }
 
+/* 1 if the weights in best were chosen by a validation over the same tokens as best_val_loss. */
+static int g2zr_comparable(const g2z_run *run) {
+  return run->kept.val_data == run->sum.val_data && run->kept.val_tokens == run->sum.val_tokens;
+}
+
 /* The end of a run: prints the result of a training and commands for further work, then writes
  * training_metrics.json and RUN_COMPLETE.txt, which names the weights or the last checkpoint. */
 static g2z_status g2zr_finish(g2z_run *run) {
@@ -1019,8 +1024,8 @@ static g2z_status g2zr_finish(g2z_run *run) {
     } else if (target > 0) G2ZR_SAY(run, "target loss %g: not reached", target);
     if (run_dir) G2ZR_SAY(run, "curves: %s/report.html", run_dir);
     if (run_dir && run->config.keep_best && !isnan(run->sum.best_step)) {
-      if (run->sum.kept_step == run->sum.best_step)
-        G2ZR_SAY(run, "best weights: %s/best, of step %.0f", run_dir, run->sum.best_step);
+      if (g2zr_comparable(run) && run->kept.best_val_loss <= run->sum.best_val_loss)
+        G2ZR_SAY(run, "best weights: %s/best, of step %.0f", run_dir, run->kept.best_step);
       else
         G2ZR_SAY(run, "best weights: not kept, since step %.0f ran without --keep-best",
                  run->sum.best_step);
@@ -1195,6 +1200,19 @@ static g2z_status g2zr_restore(g2z_run *run) {
   if (!run->epoch_count) return g2z_fail(run->services, G2Z_FORMAT, "note.json has no epoch");
   run->epoch[run->epoch_count - 1].started = g2z_seconds() - run->sum.open_s;
   return G2Z_OK;
+}
+
+/* Rank 0: reads the note of the weights in best. */
+static g2z_status g2zr_restore_kept(g2z_run *run) {
+  const g2z_path note = g2zr_in(run, "best/note.json");
+  g2z_object object;
+  if (access(note.text, F_OK) != 0) return G2Z_OK;
+  g2z_status status = g2z_object_read(run->services, note.text, &object);
+  if (status == G2Z_OK)
+    status = g2zr_get_doubles(&object, "totals.", g2zr_total_names, (double *)&run->kept,
+                              G2Z_COUNT(g2zr_total_names));
+  g2z_object_free(&object);
+  return status;
 }
 
 /* Writes a checkpoint of this step, or nothing if it fails. */
@@ -1405,13 +1423,18 @@ static g2z_status g2zr_open_tokenizer(g2z_run *run) {
 /* A double holds 53 of the hash's 63 bits. */
 static double g2zr_val_data(const g2z_run *run) { return (double)(run->val->data >> 10); }
 
+/* 1 if a validation reads the tokens that best_val_loss was measured over. */
+static int g2zr_same_tokens(const g2z_run *run) {
+  return run->val && run->sum.val_data == g2zr_val_data(run) &&
+         run->sum.val_tokens == (double)run->val_tokens;
+}
+
 /* Rank 0: prints what the run will do. */
 static void g2zr_introduce(g2z_run *run) {
   const g2z_plan *plan = run->trainer->plan;
   const g2z_train_config *train = &run->config.train;
   const g2z_model_config *model = &plan->model;
   const char *from = train->init_from;
-  char text[1400];
   G2ZR_SAY(run, "model: %d layer%s, %d head%s, %d channels, %.2f M parameters", model->layers,
            g2zr_plural(model->layers), model->heads, g2zr_plural(model->heads), model->channels,
            (double)plan->parameters * 1e-6);
@@ -1452,12 +1475,13 @@ static void g2zr_introduce(g2z_run *run) {
   if (run->val)
     G2ZR_SAY(run, "validation: %" PRId64 " batch%s, %" PRId64 " tokens", run->val_steps,
              run->val_steps == 1 ? "" : "es", run->val_tokens);
-  if (run->val && run->sum.val_tokens > 0 && !isnan(run->sum.best_step) &&
-      (run->sum.val_data != g2zr_val_data(run) || run->sum.val_tokens != (double)run->val_tokens))
+  if (run->val && !isnan(run->sum.best_step) && !g2zr_same_tokens(run))
     g2z_log(run->services, G2Z_LOG_WARNING, "the validation tokens changed since the checkpoint: "
-            "the lowest loss so far, %.4f of step %.0f, belongs to the old tokens. For a run that "
-            "compares only new losses: %s", run->sum.best_val_loss, run->sum.best_step,
-            g2zr_command(run, 1, "--resume", run->resume, text));
+            "the lowest loss so far, %.4f of step %.0f, belongs to the old tokens. A new "
+            "comparison begins", run->sum.best_val_loss, run->sum.best_step);
+  else if (run->kept.best_step > (double)run->resumed)
+    G2ZR_SAY(run, "%s/best keeps the weights of step %.0f until a validation finds less than their "
+             "loss, %.4f", run->config.run_dir, run->kept.best_step, run->kept.best_val_loss);
   if (run->config.run_dir) G2ZR_SAY(run, "run directory: %s", run->config.run_dir);
   if (run->resume) {
     int64_t length;
@@ -1927,11 +1951,14 @@ static g2z_status g2zr_open(g2z_run *run) {
   run->peak_flops = run->context->world *
                     g2zr_peak_flops(run->trainer->device->info.name, config.train.dtype);
   g2zr_totals *sum = &run->sum;
-  sum->best_val_loss = sum->best_loss = sum->best_step = sum->kept_step = sum->target_step = NAN;
+  run->kept.val_data = NAN;
+  sum->best_val_loss = sum->best_loss = sum->best_step = sum->target_step = NAN;
   sum->target_tokens = sum->target_s = NAN;
-  const int own = run->found.own;
+  const int own = run->found.own, kept = own && config.keep_best && run->context->rank == 0;
   status = own && run->from.note ? g2zr_restore(run) : g2zr_begin_epoch(run, 0);
+  if (status == G2Z_OK && kept) status = g2zr_restore_kept(run);
   G2Z_TRY(g2zr_agree(run, status));
+  G2Z_TRY(g2z_ranks_broadcast(run->context->ranks, &run->kept, sizeof run->kept));
   if (sum->target_loss != (double)config.target_loss)
     sum->target_step = sum->target_tokens = sum->target_s = NAN;
   sum->target_loss = (double)config.target_loss;
@@ -1949,7 +1976,8 @@ static g2z_status g2zr_open(g2z_run *run) {
     run->due |= (knew ? 0 : G2ZR_DUE_VALIDATION) | G2ZR_DUE_EPOCH_END |
                 (config.save_epochs && !own ? G2ZR_DUE_SAVE : 0);
   }
-  run->impatient = config.patience > 0 && sum->stale >= (double)config.patience;
+  run->impatient = config.patience > 0 && sum->stale >= (double)config.patience &&
+                   g2zr_same_tokens(run);
   if (run->resume && (run->steps <= run->resumed || run->impatient))
     run->due |= end | G2ZR_DUE_WEIGHTS;
   run->due &= g2zr_possible(run);
@@ -1963,8 +1991,6 @@ static g2z_status g2zr_open(g2z_run *run) {
   G2Z_TRY(g2zr_agree(run, g2zr_open_files(run)));
   G2Z_TRY(g2zr_agree(run, g2zr_check_shared(run)));
   if (run->context->rank == 0) g2zr_introduce(run);
-  if (run->val) sum->val_data = g2zr_val_data(run);
-  sum->val_tokens = (double)run->val_tokens;
   return g2zr_agree(run, g2zr_forget_end(run));
 }
 
@@ -2168,6 +2194,12 @@ static g2z_status g2zr_validate(g2z_run *run, g2z_run_event *event) {
   double seconds = g2z_seconds() - begin;
   sum->pause_s += seconds;
   run->epoch[run->epoch_count - 1].val_loss = loss;
+  if (!g2zr_same_tokens(run)) {
+    sum->best_val_loss = sum->best_step = NAN;
+    sum->stale = 0;
+    sum->val_data = g2zr_val_data(run);
+    sum->val_tokens = (double)run->val_tokens;
+  }
   const int better = !isnan(loss) && !(sum->best_val_loss <= loss); /* best: NaN at first */
   const int reached = isnan(sum->target_step) && loss <= sum->target_loss;
   sum->stale = better ? 0 : sum->stale + 1;
@@ -2185,10 +2217,12 @@ static g2z_status g2zr_validate(g2z_run *run, g2z_run_event *event) {
   event->kind = G2Z_RUN_VALIDATION;
   event->val_loss = loss;
   const double perplexity = exp(loss);
-  char note[64] = "";
+  char note[64] = "", shown[32];
+  snprintf(shown, sizeof shown, perplexity < 1000 ? "%.2f" : perplexity < 1e6 ? "%.0f" : "%.3g",
+           perplexity);
   if (reached) snprintf(note, sizeof note, " | reaches the target of %g", sum->target_loss);
-  g2zr_line(run, "step %" PRId64 "/%" PRId64 " | val loss %.4f | perplexity %.*f%s", run->step,
-            run->steps, loss, perplexity < 1000 ? 2 : 0, perplexity, note);
+  g2zr_line(run, "step %" PRId64 "/%" PRId64 " | val loss %.4f | perplexity %s%s", run->step,
+            run->steps, loss, shown, note);
   const double values[] = {loss, seconds * 1e3, sum->target_s};
   G2Z_TRY(g2zr_put_line(run, reached ? 3 : 2, names, values, reached ? ", \"target\": true" : ""));
   static const char *const tag = "val/loss";
@@ -2315,6 +2349,49 @@ static void g2zr_will_stop(g2z_run *run) {
   if (run->config.run_dir && run->saved != run->step) run->due |= G2ZR_DUE_SAVE;
 }
 
+/* The tokenizer is written first: weights that can be opened then have their tokenizer. Another run
+ * may have removed the directory since the start. */
+static g2z_status g2zr_save_weights(g2z_run *run, const char *directory) {
+  g2z_status status = G2Z_OK;
+  if (run->context->rank == 0) status = g2z_make_directory(run->services, directory);
+  if (status == G2Z_OK) status = g2zr_save_tokenizer(run, directory);
+  G2Z_TRY(g2zr_agree(run, status));
+  return g2z_trainer_save_weights(run->trainer, directory);
+}
+
+/* Makes this step's weights the best, unless better ones are there: a resume from an earlier
+ * checkpoint does not know them. Weights whose loss was measured over other tokens move to best-N.
+ * The new directory has a name of its own while it is written: over NFS, a host may take an earlier
+ * file for the new one of the same name. */
+static g2z_status g2zr_keep_best(g2z_run *run) {
+  const char *run_dir = run->config.run_dir;
+  const g2z_path best = g2zr_in(run, "best"),
+                 fresh = g2z_path_in(run_dir, "best-step-%06" PRId64 ".partial", run->step);
+  g2z_path aside = best;
+  if (g2zr_comparable(run) && run->kept.best_val_loss < run->sum.best_val_loss) return G2Z_OK;
+  g2z_status status = g2zr_save_weights(run, fresh.text);
+  if (run->context->rank == 0) {
+    if (status == G2Z_OK)
+      status = g2z_json_write(run->services, g2z_path_in(fresh.text, "note.json").text,
+                              g2zr_put_note, run);
+    if (status == G2Z_OK && g2zr_comparable(run)) g2zr_remove_checkpoint(best.text);
+    if (status == G2Z_OK && rmdir(best.text) != 0 && errno != ENOENT) {
+      for (int i = 1; access(aside.text, F_OK) == 0; i++)
+        aside = g2z_path_in(run_dir, "best-%d", i);
+      G2ZR_SAY(run, "%s moves to %s: its loss was not measured over the same tokens as step %"
+               PRId64 "'s, or it has other files", best.text, aside.text, run->step);
+      if (rename(best.text, aside.text) != 0)
+        status = g2z_fail_file(run->services, errno, "rename", best.text);
+    }
+    if (status == G2Z_OK && rename(fresh.text, best.text) != 0)
+      status = g2z_fail_file(run->services, errno, "rename", fresh.text);
+    if (status != G2Z_OK) g2zr_remove_checkpoint(fresh.text);
+  }
+  G2Z_TRY(g2zr_agree(run, status));
+  run->kept = run->sum;
+  return G2Z_OK;
+}
+
 /* Does the first work that is due; *shown: the event is filled. The end of the run stays due, so
  * that the next call returns it again. */
 static g2z_status g2zr_due(g2z_run *run, g2z_run_event *event, int *shown) {
@@ -2340,23 +2417,11 @@ static g2z_status g2zr_due(g2z_run *run, g2z_run_event *event, int *shown) {
       break;
     }
     case G2ZR_DUE_SAVE: G2Z_TRY(g2zr_save(run, event)); break;
-    case G2ZR_DUE_WEIGHTS:
-    case G2ZR_DUE_BEST: {
-      /* The tokenizer is written first: weights that can be opened then have their tokenizer.
-       * Another run may have removed the directory since the start. */
-      const g2z_path best = g2zr_in(run, "best");
-      const char *directory = now == G2ZR_DUE_BEST ? best.text : run->config.save_weights;
-      g2z_status status = G2Z_OK;
-      if (run->context->rank == 0) status = g2z_make_directory(run->services, directory);
-      if (status == G2Z_OK) status = g2zr_save_tokenizer(run, directory);
-      G2Z_TRY(g2zr_agree(run, status));
-      G2Z_TRY(g2z_trainer_save_weights(run->trainer, directory));
-      if (now == G2ZR_DUE_BEST) {
-        run->sum.kept_step = (double)run->step;
-        g2zr_prune(run); /* the checkpoint that was the best until now */
-      }
+    case G2ZR_DUE_WEIGHTS: G2Z_TRY(g2zr_save_weights(run, run->config.save_weights)); break;
+    case G2ZR_DUE_BEST:
+      G2Z_TRY(g2zr_keep_best(run));
+      g2zr_prune(run); /* the checkpoint that was the best until now */
       break;
-    }
     case G2ZR_DUE_STOP:
       if (!run->finished) G2Z_TRY(g2zr_stop(run));
       run->finished = 1;
