@@ -370,6 +370,19 @@ typedef struct test_shared {
   int next, passed, failed, skipped;  /* next: index of the first test that no worker has taken */
 } test_shared;
 
+/* The beginning of a test's name tells what it needs. */
+static void test_look_for(g2z_test *t) {
+  const char *const programs[][2] = {{"train_", test_train_program()},
+                                     {"prepare_", test_prepare_program()},
+                                     {"bench_", test_bench_program()}};
+  for (int i = 0; i < 3; i++)
+    if (strncmp(t->name, programs[i][0], strlen(programs[i][0])) == 0 &&
+        access(programs[i][1], X_OK) != 0)
+      snprintf(t->skip, sizeof t->skip, "%s is not built: make", programs[i][1]);
+  if (strncmp(t->name, "cuda_", 5) == 0 && !g2z_device_count(G2Z_DEVICE_CUDA))
+    snprintf(t->skip, sizeof t->skip, "no GPU that this build can use");
+}
+
 static void test_run(const g2z_test_entry *entry, test_shared *shared) {
   static g2z_test t;
   memset(&t, 0, sizeof t);
@@ -385,7 +398,8 @@ static void test_run(const g2z_test_entry *entry, test_shared *shared) {
     exit(1);
   }
   double begin = g2z_seconds();
-  if (setjmp(t.stopped) == 0) entry->run(&t); /* REQUIRE_OK stops it */
+  test_look_for(&t);
+  if (!t.skip[0] && setjmp(t.stopped) == 0) entry->run(&t); /* REQUIRE_OK stops it */
   test_end(&t, 0);
   free(t.owned);
   for (int i = 0; i < 2; i++) g2z_plan_free(t.plans[i]);

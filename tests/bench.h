@@ -173,9 +173,6 @@ static void test_ranks_run(g2z_test *t) {
   CHECK_BAD(t, g2z_ranks_run(&t->services, &job, &end), "0 ranks: give 1 to ");
 }
 
-#define BENCH_OR_SKIP(t) \
-  if (access(test_bench_program(), X_OK) != 0) SKIP(t, "./bench is not built: make")
-
 /* Runs `bench ARGUMENTS` in a shell; $D is the test's directory. It must end with `code`. The
  * output stays valid until the next call. */
 #define test_bench(t, code, ...) test_bench_line(t, code, test_text(__VA_ARGS__))
@@ -202,7 +199,6 @@ static void test_bench_help(g2z_test *t) {
       {"strategies", "gpus zero val-steps repeats out help"},
       {"comm", "gpus sizes repeats device dtype out help"},
       {"report", "out help"}};
-  BENCH_OR_SKIP(t);
   for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
     const char *said = test_bench(t, 0, "%s --help", commands[i].command);
     for (const char *flag = commands[i].flags; *flag; flag += strspn(flag, " ")) {
@@ -258,7 +254,6 @@ static void test_bench_refusals(g2z_test *t) {
       {"report", "name the directories"},
       {"report /nowhere", "/nowhere"},
       {"report $D", "no NAME_report.json and no training_metrics.json"}};
-  BENCH_OR_SKIP(t);
   test_write_file(t, test_path(t, "x.bin"), "no shard\n", 9);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     CHECK_HAS(t, test_bench(t, 1, "%s", cases[i][0]), "bench: ", cases[i][1]);
@@ -275,7 +270,6 @@ static void test_bench_ops(g2z_test *t) {
       {"layernorm_bwd_last", 2}, {"layernorm_bwd", 12}, {"fcproj_bwd_data", 6},
       {"fc_bwd_weight", 6}, {"attention_bwd", 6}, {"embed_bwd", 2}, {"grad_sumsq", 1},
       {"adamw", 1}};
-  BENCH_OR_SKIP(t);
   const char *said = test_bench(t, 0, "ops --device cpu --layers 3 --channels 16 --heads 2 "
                                 "--context 16 --vocab-size 64 --batch 2 --accum 2 --recompute "
                                 "block");
@@ -326,7 +320,6 @@ static void test_bench_point(g2z_test *t, const g2z_summary *summary, const g2z_
 /* Fixed work on 1, 2 and 3 ranks, of which 3 does not divide it; two rounds. */
 static void test_bench_scaling(g2z_test *t) {
   char arguments[900];
-  BENCH_OR_SKIP(t);
   snprintf(arguments, sizeof arguments, "scaling %s --gpus 1,2,3 --global-batch 4 --batch 2 "
            "--repeats 2 --dropout 0.1 --recompute block --out '%s'", test_bench_small,
            test_path(t, "scaling"));
@@ -364,7 +357,6 @@ static void test_bench_others(g2z_test *t) {
       {"buckets", "--sizes 0.005,4 --gpus 2", 2},
       {"matrix", "--gpus 1 --zero 0,2 --dtype fp16,fp32", 4},
       {"strategies", "--gpus 2 --zero dp,0", 2}};
-  BENCH_OR_SKIP(t);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     test_bench(t, 0, "%s %s --batch 2 --repeats 1 %s --out $D/%s", cases[i].name, test_bench_small,
                cases[i].flags, cases[i].name);
@@ -392,7 +384,6 @@ static void test_bench_others(g2z_test *t) {
 
 static void test_bench_failing(g2z_test *t) {
   uint16_t tokens[1000];
-  BENCH_OR_SKIP(t);
   for (int i = 0; i < 1000; i++) tokens[i] = (uint16_t)(i % 60);
   tokens[100] = 64; /* outside the vocabulary */
   test_write_file(t, test_path(t, "bad.bin"), tokens, sizeof tokens);
@@ -419,7 +410,6 @@ static void test_bench_stopped(g2z_test *t) {
       {"matrix", "--gpus 1 --zero 1 --dtype fp32 --batch 8192 --tokens 33554432",
        "-e $D/tokens.bin.partial", 0}};
   char output[16384];
-  BENCH_OR_SKIP(t);
   test_write_file(t, test_path(t, "x.bin"), "no shard\n", 9);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     const char *line = test_text(
@@ -447,7 +437,6 @@ static void test_bench_stopped(g2z_test *t) {
 }
 
 static void test_bench_comm(g2z_test *t) {
-  BENCH_OR_SKIP(t);
   CHECK_HAS(t, test_bench(t, 0, "comm --device cpu --gpus 1,2 --sizes 0.01,0.1 --repeats 1 "
                           "--out $D/comm"),
             "skipped: 1 rank: one rank has nothing to exchange: ");
@@ -497,7 +486,6 @@ static void test_bench_watched(g2z_test *t) {
 static void test_bench_report(g2z_test *t) {
   static const char *const files[] = {"all/scaling/scaling_report.json",
                                       "all/scaling/run_scaling_1/training_metrics.json"};
-  BENCH_OR_SKIP(t);
   test_bench(t, 0, "scaling %s --gpus 1,2 --global-batch 2 --repeats 1 --out $D/all/scaling",
              test_bench_small);
   CHECK_HAS(t, test_bench(t, 0, "report $D/all"), "/all/report.html: 1 experiment, 2 runs\n");

@@ -77,7 +77,7 @@ static void test_checkpoint_resume(g2z_test *t) {
     char shard[512];
     float losses[STEPS + 1] = {0}, resumed[STEPS + 1] = {0};
     g2z_train_config config = test_saved_config(t, shard);
-    test_trainer tt;
+    g2z_trainer *trainer;
     g2z_report middle, last;
     memset(&middle, 0, sizeof middle);
     memset(&last, 0, sizeof last);
@@ -92,29 +92,29 @@ static void test_checkpoint_resume(g2z_test *t) {
     config.optimizer.loss_scale_window = 4;  /* and doubles until it overflows again */
     const char *at = test_at(t, "at%d", i), *end = test_at(t, "end%d", i);
     const char *again = test_at(t, "again%d", i);
-    REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-    test_saved_steps(t, tt.trainer, SAVE, losses, &middle);
-    CHECK_OK(t, g2z_trainer_save(tt.trainer, at));
-    test_saved_steps(t, tt.trainer, STEPS, losses, &last);
-    CHECK_OK(t, g2z_trainer_save(tt.trainer, end));
+    trainer = test_trainer_of(t, &config);
+    test_saved_steps(t, trainer, SAVE, losses, &middle);
+    CHECK_OK(t, g2z_trainer_save(trainer, at));
+    test_saved_steps(t, trainer, STEPS, losses, &last);
+    CHECK_OK(t, g2z_trainer_save(trainer, end));
     if (config.dtype == G2Z_FP16) {
       CHECK(t, middle.skipped_total > 0 && last.skipped_total > middle.skipped_total);
       CHECK(t, last.applied > middle.applied + 4);
     }
     config.seed = 1337;
     config.recompute = i % 2 ? G2Z_RECOMPUTE_BLOCK : G2Z_RECOMPUTE_NONE; /* not part of the state */
-    REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+    trainer = test_trainer_of(t, &config);
     if (i % 2) { /* no trace of the old values or of the stop */
       g2z_status status = G2Z_OK;
-      test_saved_steps(t, tt.trainer, 2, resumed, NULL);
-      g2z_trainer_request_stop(tt.trainer);
+      test_saved_steps(t, trainer, 2, resumed, NULL);
+      g2z_trainer_request_stop(trainer);
       for (int n = 0; n < 4 && status == G2Z_OK; n++)
-        status = g2z_trainer_step(tt.trainer, &middle);
+        status = g2z_trainer_step(trainer, &middle);
       CHECK_STATUS(t, status, G2Z_STOPPED, &t->services, "a stop was requested: step 4 was the");
     }
-    CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
-    test_saved_steps(t, tt.trainer, STEPS, resumed, NULL);
-    CHECK_OK(t, g2z_trainer_save(tt.trainer, again));
+    CHECK_OK(t, g2z_trainer_load(trainer, at));
+    test_saved_steps(t, trainer, STEPS, resumed, NULL);
+    CHECK_OK(t, g2z_trainer_save(trainer, again));
     CHECK(t, losses[STEPS] > 0);
     CHECK(t, memcmp(losses + SAVE, resumed + SAVE, (STEPS - SAVE + 1) * sizeof(float)) == 0);
     test_sh(t, "diff -r %s %s", end, again);
@@ -129,7 +129,7 @@ static void test_checkpoint_reshaped_with(g2z_test *t, g2z_optimizer kind) {
   float losses[32];
   g2z_train_config config = test_saved_config(t, shard);
   const int fixed = kind == G2Z_OPTIMIZER_ADAMW;
-  test_trainer tt;
+  g2z_trainer *trainer;
   g2z_report report;
   snprintf(at, sizeof at, "%s", test_at(t, "at%d", (int)kind));
   config.optimizer.kind = kind;
@@ -139,14 +139,14 @@ static void test_checkpoint_reshaped_with(g2z_test *t, g2z_optimizer kind) {
   config.optimizer.loss_scale_dynamic = !fixed;
   config.optimizer.loss_scale_window = fixed ? 2 : 2000;
   config.batch = 3; /* 41 steps of 3 in an epoch of 125 */
-  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-  test_saved_steps(t, tt.trainer, 7, losses, NULL);
-  size_t P = tt.trainer->plan->parameters;
+  trainer = test_trainer_of(t, &config);
+  test_saved_steps(t, trainer, 7, losses, NULL);
+  size_t P = trainer->plan->parameters;
   CHECK(t, P <= 20000);
   if (P > 20000) P = 20000;
   for (int b = 0; b < 3; b++)
-    CHECK_OK(t, g2z_trainer_read(tt.trainer, (g2z_buffer)b, 0, P, was + (size_t)b * P));
-  CHECK_OK(t, g2z_trainer_save(tt.trainer, at));
+    CHECK_OK(t, g2z_trainer_read(trainer, (g2z_buffer)b, 0, P, was + (size_t)b * P));
+  CHECK_OK(t, g2z_trainer_save(trainer, at));
   config.optimizer.loss_scale = 4096;
   config.optimizer.loss_scale_dynamic = 1;
   for (int i = 0; i < 5; i++) {
@@ -158,15 +158,15 @@ static void test_checkpoint_reshaped_with(g2z_test *t, g2z_optimizer kind) {
     config.dtype = i % 2 ? G2Z_FP32 : G2Z_FP16;
     config.batch = shapes[i].batch;
     config.accum = shapes[i].accum;
-    REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-    CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
+    trainer = test_trainer_of(t, &config);
+    CHECK_OK(t, g2z_trainer_load(trainer, at));
     for (int b = 0; b < 3; b++)
-      CHECK_OK(t, g2z_trainer_read(tt.trainer, (g2z_buffer)b, 0, P, is + (size_t)b * P));
+      CHECK_OK(t, g2z_trainer_read(trainer, (g2z_buffer)b, 0, P, is + (size_t)b * P));
     CHECK(t, memcmp(was, is, 3 * P * sizeof(float)) == 0);
-    g2z_loader_position position = tt.trainer->loader->position;
+    g2z_loader_position position = trainer->loader->position;
     CHECK(t, position.epoch == 0 && position.step == shapes[i].step);
-    for (int step = 0; step < 2; step++) CHECK_OK(t, g2z_trainer_step(tt.trainer, &report));
-    CHECK_OK(t, g2z_trainer_flush(tt.trainer, &report));
+    for (int step = 0; step < 2; step++) CHECK_OK(t, g2z_trainer_step(trainer, &report));
+    CHECK_OK(t, g2z_trainer_flush(trainer, &report));
     CHECK(t, report.step == 9 && report.applied == 9);
     CHECK(t, report.loss_scale == (i % 2 ? 1.0f : 4096.0f) && report.loss < losses[7] + 0.5f);
   }
@@ -181,10 +181,9 @@ static void test_checkpoint_reshaped(g2z_test *t) {
  * data. */
 static void test_saved_position(g2z_test *t, const g2z_train_config *config, const char *at,
                                 int64_t step) {
-  test_trainer tt;
-  REQUIRE_OK(t, test_trainer_open(t, config, &tt));
-  CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
-  CHECK(t, step < 0 ? !tt.trainer->loader : tt.trainer->loader->position.step == step);
+  g2z_trainer *trainer = test_trainer_of(t, config);
+  CHECK_OK(t, g2z_trainer_load(trainer, at));
+  CHECK(t, step < 0 ? !trainer->loader : trainer->loader->position.step == step);
 }
 
 /* Other data restarts the epoch. The same data continues after the sequences that were read,
@@ -195,11 +194,10 @@ static void test_checkpoint_data(g2z_test *t) {
   float losses[32];
   g2z_train_config config = test_saved_config(t, shard);
   const char *at = test_at(t, "at");
-  test_trainer tt;
   config.batch = 20;
-  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-  test_saved_steps(t, tt.trainer, 1, losses, NULL);
-  CHECK_OK(t, g2z_trainer_save(tt.trainer, at));
+  g2z_trainer *trainer = test_trainer_of(t, &config);
+  test_saved_steps(t, trainer, 1, losses, NULL);
+  CHECK_OK(t, g2z_trainer_save(trainer, at));
   config.train_glob = NULL; /* the caller supplies the data */
   test_saved_position(t, &config, at, -1);
   config.train_glob = shard;
@@ -222,13 +220,13 @@ static void test_checkpoint_damage(g2z_test *t) {
   char at[512];
   float losses[16] = {0}, after[16] = {0};
   g2z_train_config config = test_config_of(1, 1, 8, 8, 61);
-  test_trainer tt;
+  g2z_trainer *trainer;
   test_batch b = test_some_batch();
   snprintf(at, sizeof at, "%s", test_path(t, "at"));
-  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-  test_steps(t, tt.trainer, b.x, b.y, 3, losses, NULL);
-  CHECK_OK(t, g2z_trainer_save(tt.trainer, at));
-  test_steps(t, tt.trainer, b.x, b.y, 1, losses, NULL);
+  trainer = test_trainer_of(t, &config);
+  test_steps(t, trainer, b.x, b.y, 3, losses, NULL);
+  CHECK_OK(t, g2z_trainer_save(trainer, at));
+  test_steps(t, trainer, b.x, b.y, 1, losses, NULL);
   int flips = 0;
   for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
     size_t bytes;
@@ -238,28 +236,28 @@ static void test_checkpoint_damage(g2z_test *t) {
     for (size_t byte = 0; byte < bytes; byte += byte < 3000 ? 1 : 3, flips++) {
       char flipped = (char)(text[byte] ^ (1 << byte % 8));
       test_files_poke(t, path, byte, flipped);
-      g2z_status status = g2z_trainer_load(tt.trainer, at);
+      g2z_status status = g2z_trainer_load(trainer, at);
       FAIL_IF(t, status != G2Z_FORMAT || !strstr(t->services.error, at),
               "bit %d of byte %zu of %s: %s", (int)(byte % 8), byte, names[i], t->services.error);
       test_files_poke(t, path, byte, text[byte]);
     }
     for (size_t keep = 0; keep < bytes; keep += 1 + (bytes - keep) / 9) {
       CHECK(t, truncate(path, (off_t)keep) == 0);
-      CHECK(t, g2z_trainer_load(tt.trainer, at) == G2Z_FORMAT);
+      CHECK(t, g2z_trainer_load(trainer, at) == G2Z_FORMAT);
     }
-    CHECK_FORMAT(t, g2z_trainer_load(tt.trainer, at), names[i]);
+    CHECK_FORMAT(t, g2z_trainer_load(trainer, at), names[i]);
     test_write_file(t, path, text, bytes);
     test_sh(t, "mv %s away", path);
-    CHECK_FORMAT(t, g2z_trainer_load(tt.trainer, at),
+    CHECK_FORMAT(t, g2z_trainer_load(trainer, at),
                  i ? "which belongs to it" : "no trainer_state.json");
     test_sh(t, "mv away %s", path);
   }
   CHECK(t, flips > 9000);
-  test_steps(t, tt.trainer, b.x, b.y, 2, losses, NULL);
-  REQUIRE_OK(t, test_trainer_open(t, &config, &tt)); /* the failures left no trace */
-  CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
-  test_steps(t, tt.trainer, b.x, b.y, 1, after, NULL);
-  test_steps(t, tt.trainer, b.x, b.y, 2, after, NULL);
+  test_steps(t, trainer, b.x, b.y, 2, losses, NULL);
+  trainer = test_trainer_of(t, &config); /* the failures left no trace */
+  CHECK_OK(t, g2z_trainer_load(trainer, at));
+  test_steps(t, trainer, b.x, b.y, 1, after, NULL);
+  test_steps(t, trainer, b.x, b.y, 2, after, NULL);
   CHECK(t, losses[0] > 0 && memcmp(losses, after, 2 * sizeof(float)) == 0);
 }
 
@@ -279,27 +277,27 @@ static void test_checkpoint_refused(g2z_test *t) {
   char shard[512], at[512];
   float losses[16];
   g2z_train_config config = test_saved_config(t, shard);
-  test_trainer tt;
+  g2z_trainer *trainer;
   snprintf(at, sizeof at, "%s", test_path(t, "at"));
-  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-  test_saved_steps(t, tt.trainer, 2, losses, NULL);
-  CHECK_OK(t, g2z_trainer_save(tt.trainer, at));
-  CHECK_BAD(t, g2z_trainer_save(tt.trainer, at), "at exists already: remove it");
+  trainer = test_trainer_of(t, &config);
+  test_saved_steps(t, trainer, 2, losses, NULL);
+  CHECK_OK(t, g2z_trainer_save(trainer, at));
+  CHECK_BAD(t, g2z_trainer_save(trainer, at), "at exists already: remove it");
   CHECK(t, test_files_count(t, "at") == 1);
-  CHECK_IO(t, g2z_trainer_load(tt.trainer, test_path(t, "none")), "cannot open the checkpoint");
-  CHECK_FORMAT(t, g2z_trainer_load(tt.trainer, t->directory),
+  CHECK_IO(t, g2z_trainer_load(trainer, test_path(t, "none")), "cannot open the checkpoint");
+  CHECK_FORMAT(t, g2z_trainer_load(trainer, t->directory),
                "no trainer_state.json, so it is no checkpoint: name a step-NNNNNN");
-  CHECK_OK(t, g2z_trainer_save_weights(tt.trainer, test_path(t, "weights")));
-  CHECK_FORMAT(t, g2z_trainer_load(tt.trainer, test_path(t, "weights")),
+  CHECK_OK(t, g2z_trainer_save_weights(trainer, test_path(t, "weights")));
+  CHECK_FORMAT(t, g2z_trainer_load(trainer, test_path(t, "weights")),
                "has weights but no trainer_state.json");
   CHECK(t, rename(at, test_path(t, "at.partial")) == 0);
-  CHECK_FORMAT(t, g2z_trainer_load(tt.trainer, test_path(t, "at.partial")),
+  CHECK_FORMAT(t, g2z_trainer_load(trainer, test_path(t, "at.partial")),
                "was being written when the run ended");
   CHECK(t, rename(test_path(t, "at.partial"), at) == 0);
   /* The program's own files are written before the checkpoint gets its name; if one fails, it gets
    * none. */
   for (int fails = 1; fails >= 0; fails--) {
-    g2z_status status = g2z_trainer_save_with(tt.trainer, test_path(t, "with"), NULL,
+    g2z_status status = g2z_trainer_save_with(trainer, test_path(t, "with"), NULL,
                                               test_saved_files, fails ? t : NULL);
     CHECK_STATUS(t, status, fails ? G2Z_IO : G2Z_OK, &t->services, fails ? "full" : NULL);
     CHECK(t, test_there(t, "with") == !fails && test_there(t, "with.partial") == fails);
@@ -310,29 +308,28 @@ static void test_checkpoint_refused(g2z_test *t) {
     const char *name = changes[i].name, *sign = changes[i].sign;
     test_saved_replace(t, at, name, changes[i].from, changes[i].to);
     if (sign) test_saved_sign(t, at, sign);
-    CHECK_FORMAT(t, g2z_trainer_load(tt.trainer, at), changes[i].says);
+    CHECK_FORMAT(t, g2z_trainer_load(trainer, at), changes[i].says);
     test_saved_replace(t, at, name, changes[i].to, changes[i].from);
     if (sign) test_saved_sign(t, at, sign);
-    CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
+    CHECK_OK(t, g2z_trainer_load(trainer, at));
   }
 
   config.model.vocab = 300; /* a model of another shape */
-  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-  CHECK_BAD(t, g2z_trainer_load(tt.trainer, at), "vocab=257");
+  trainer = test_trainer_of(t, &config);
+  CHECK_BAD(t, g2z_trainer_load(trainer, at), "vocab=257");
 }
 
 static void test_checkpoint_trouble(g2z_test *t) {
   char shard[512], at[512];
   float losses[16] = {0};
   g2z_train_config config = test_saved_config(t, shard);
-  test_trainer tt;
   snprintf(at, sizeof at, "%s", test_path(t, "at"));
-  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-  test_saved_steps(t, tt.trainer, 2, losses, NULL);
+  g2z_trainer *trainer = test_trainer_of(t, &config);
+  test_saved_steps(t, trainer, 2, losses, NULL);
   static const rlim_t limits[] = {100, 1000, 3000, 20000, 40000};
   for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) { /* fills the disk in each file */
     struct rlimit before = test_files_limit(limits[i]);
-    g2z_status status = g2z_trainer_save(tt.trainer, at);
+    g2z_status status = g2z_trainer_save(trainer, at);
     test_files_unlimit(&before);
     CHECK_IO(t, status, "raise the limit of file sizes");
     CHECK(t, test_files_count(t, "at") == 0);
@@ -340,29 +337,28 @@ static void test_checkpoint_trouble(g2z_test *t) {
   uid_t self = geteuid();
   CHECK(t, chmod(t->directory, 0555) == 0);
   if (self != 0 || seteuid(65534) == 0) {
-    CHECK_IO(t, g2z_trainer_save(tt.trainer, at), "cannot create the directory");
+    CHECK_IO(t, g2z_trainer_save(trainer, at), "cannot create the directory");
     CHECK(t, seteuid(self) == 0);
   }
   CHECK(t, chmod(t->directory, 0700) == 0);
-  CHECK_NO_MEMORY(t, 11, 1000, g2z_trainer_save(tt.trainer, at), !test_files_count(t, "at"));
-  CHECK_NO_MEMORY(t, 5, 1000, g2z_trainer_load(tt.trainer, at), 1);
+  CHECK_NO_MEMORY(t, 11, 1000, g2z_trainer_save(trainer, at), !test_files_count(t, "at"));
+  CHECK_NO_MEMORY(t, 5, 1000, g2z_trainer_load(trainer, at), 1);
   /* A link in place of the next checkpoint points to this one. */
   CHECK(t, symlink("at", test_path(t, "next.partial")) == 0);
-  CHECK_IO(t, g2z_trainer_save(tt.trainer, test_path(t, "next")), "partial is a symbolic link");
-  CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
+  CHECK_IO(t, g2z_trainer_save(trainer, test_path(t, "next")), "partial is a symbolic link");
+  CHECK_OK(t, g2z_trainer_load(trainer, at));
   CHECK(t, unlink(test_path(t, "next.partial")) == 0);
-  test_saved_steps(t, tt.trainer, 4, losses, NULL);
+  test_saved_steps(t, trainer, 4, losses, NULL);
   CHECK(t, losses[4] > 0 && losses[4] < losses[1] + 1);
   snprintf(at, sizeof at, "%s//", test_path(t, "slashes")); /* as shell completion writes it */
-  CHECK_OK(t, g2z_trainer_save(tt.trainer, at));
-  CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
+  CHECK_OK(t, g2z_trainer_save(trainer, at));
+  CHECK_OK(t, g2z_trainer_load(trainer, at));
   CHECK(t, test_files_count(t, "slashes") == 1 && test_files_count(t, "slashes/.partial") == 0);
 }
 
 static void test_checkpoint_locale(g2z_test *t) {
   char output[512], shard[512];
   g2z_train_config config = test_saved_config(t, shard), want = g2z_train_config_default(), is;
-  test_trainer tt;
   const char *at = test_at(t, "at");
   test_shell(test_text("localedef -i de_DE -f UTF-8 %s", test_at(t, "de_DE.UTF-8")), output,
              sizeof output);
@@ -370,11 +366,11 @@ static void test_checkpoint_locale(g2z_test *t) {
   if (!setlocale(LC_ALL, "de_DE.UTF-8")) SKIP(t, "localedef makes no locale with a comma");
   is = g2z_train_config_default();
   CHECK(t, is.optimizer.lr == want.optimizer.lr && is.optimizer.beta1 == want.optimizer.beta1);
-  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-  CHECK_OK(t, g2z_trainer_save(tt.trainer, at));
-  CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
+  g2z_trainer *trainer = test_trainer_of(t, &config);
+  CHECK_OK(t, g2z_trainer_save(trainer, at));
+  CHECK_OK(t, g2z_trainer_load(trainer, at));
   setlocale(LC_ALL, "C");
-  CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
+  CHECK_OK(t, g2z_trainer_load(trainer, at));
   CHECK_HAS(t, test_read(t, "at/trainer_state.json"), "\"beta1\": 0.9,");
   unsetenv("LOCPATH");
 }

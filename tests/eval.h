@@ -53,7 +53,6 @@ static void eval_check_bytes(g2z_test *t) {
 /* 20 questions with four endings of one to five tokens each: acc and acc_norm computed by hand. */
 static void test_eval_questions(g2z_test *t) {
   enum { QUESTIONS = 20, ENDINGS = 4 };
-  g2z_model *model = NULL;
   int32_t head[256] = {20240522, 1, QUESTIONS, 0}, ids[64];
   uint16_t words[4096];
   size_t at = 0;
@@ -67,7 +66,7 @@ static void test_eval_questions(g2z_test *t) {
   g2z_eval_text(&huge, line);
   CHECK_HAS(t, line, "loss 500.0000 | perplexity 1.4e+217");
   eval_check_bytes(t);
-  REQUIRE_OK(t, inuse_open(t, "golden/tiny", G2Z_FP32, &model));
+  g2z_model *model = inuse_open(t, "golden/tiny", G2Z_FP32);
   for (int q = 0; q < QUESTIONS; q++) {
     const size_t begin = at;
     int begins = 1 + q % 9, best = 0, best_norm = 0;
@@ -286,22 +285,19 @@ static void test_eval_formats(g2z_test *t) {
   const double A = log(1256), B = log(1.256);
   float values[V * C];
   g2z_train_config config = test_config_of(1, 2, C, CONTEXT, V);
-  g2z_model *model = NULL;
   g2z_tokenizer *tokenizer = test_tokenizer(t, NULL);
-  test_trainer tt;
   g2z_tokens z = test_bpe_encode(t, tokenizer, "z", 1, 0);
-  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-  const g2z_plan *plan = tt.trainer->plan;
+  g2z_trainer *trainer = test_trainer_of(t, &config);
+  const g2z_plan *plan = trainer->plan;
   memset(values, 0, sizeof values);
   values[z.ids[0] * C] = logf(1000);
-  CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_MASTER, plan->unit[plan->wte].canonical,
+  CHECK_OK(t, g2z_trainer_write(trainer, G2Z_BUFFER_MASTER, plan->unit[plan->wte].canonical,
                                 V * C, values));
   memset(values, 0, sizeof values);
   values[C] = 1; /* LayerNorm's bias follows its weight */
-  CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_MASTER, plan->unit[0].canonical, 2 * C,
+  CHECK_OK(t, g2z_trainer_write(trainer, G2Z_BUFFER_MASTER, plan->unit[0].canonical, 2 * C,
                                 values));
-  CHECK_OK(t, g2z_trainer_save_weights(tt.trainer, test_path(t, "weights")));
-  REQUIRE_OK(t, inuse_open(t, test_path(t, "weights"), G2Z_FP32, &model));
+  g2z_model *model = inuse_of(t, trainer, G2Z_FP32);
   for (size_t f = 0; f < sizeof eval_formats / sizeof *eval_formats; f++) {
     const eval_format *format = &eval_formats[f];
     const char *path = test_at(t, "%s%zu.jsonl", format->name, f);
@@ -335,26 +331,21 @@ typedef struct eval_kit {
   g2z_tokenizer *tokenizer;
 } eval_kit;
 
-static g2z_status eval_open(g2z_test *t, int vocab, const char *merges, eval_kit *kit) {
+static eval_kit eval_open(g2z_test *t, int vocab, const char *merges) {
   const g2z_train_config config = test_config_of(1, 2, 32, 16, vocab);
-  const char *weights = test_at(t, "weights");
-  test_trainer tt;
-  g2z_status status = test_trainer_open(t, &config, &tt);
-  if (status == G2Z_OK) status = g2z_trainer_save_weights(tt.trainer, weights);
-  if (status == G2Z_OK) status = inuse_open(t, weights, G2Z_FP32, &kit->model);
-  kit->tokenizer = test_tokenizer(t, merges);
-  return status;
+  const eval_kit kit = {inuse_of(t, test_trainer_of(t, &config), G2Z_FP32),
+                        test_tokenizer(t, merges)};
+  return kit;
 }
 
 /* A text, its documents and its tokens: three functions and a computation by hand give one loss. */
 static void test_eval_texts(g2z_test *t) {
   enum { CONTEXT = 16 };
   static const char line[] = "A small text, that is longer than the context of sixteen tokens.";
-  eval_kit kit;
   g2z_eval text, lines, packed, shard;
   int32_t ids[sizeof line];
   double sum = 0;
-  REQUIRE_OK(t, eval_open(t, 257, NULL, &kit));
+  const eval_kit kit = eval_open(t, 257, NULL);
   g2z_model *model = kit.model;
   const g2z_tokenizer *tokenizer = kit.tokenizer;
   g2z_tokens encoded = test_bpe_encode(t, tokenizer, line, strlen(line), G2Z_ENCODE_DEFAULT);
@@ -434,8 +425,6 @@ static void eval_check_mask(g2z_test *t) {
 static void test_eval_masks(g2z_test *t) {
   enum { CONTEXT = 16, V = 61, COUNT = 4 * CONTEXT + 1 };
   g2z_train_config config = test_config_of(1, 2, 32, CONTEXT, V);
-  g2z_model *model = NULL;
-  test_trainer tt;
   g2z_eval result;
   int32_t ids[COUNT], marked[COUNT];
   double sum = 0, validated = 0;
@@ -447,9 +436,8 @@ static void test_eval_masks(g2z_test *t) {
     const int counts = (i <= CONTEXT || i % 5 > 1) && (i <= 2 * CONTEXT || i > 3 * CONTEXT);
     marked[i] = ids[i] | (counts ? 0 : G2Z_UNCOUNTED);
   }
-  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-  CHECK_OK(t, g2z_trainer_save_weights(tt.trainer, test_path(t, "weights")));
-  REQUIRE_OK(t, inuse_open(t, test_path(t, "weights"), G2Z_FP32, &model));
+  g2z_trainer *trainer = test_trainer_of(t, &config);
+  g2z_model *model = inuse_of(t, trainer, G2Z_FP32);
   for (int i = 1; i < COUNT; i++) {
     const int begin = (i - 1) / CONTEXT * CONTEXT;
     if (marked[i] & G2Z_UNCOUNTED) continue;
@@ -466,7 +454,7 @@ static void test_eval_masks(g2z_test *t) {
   }
   g2z_loader_config data = test_loader_config(path, 1, CONTEXT);
   data.vocab = V;
-  CHECK_OK(t, g2z_trainer_validate(tt.trainer, test_loader(t, &data), 4, NULL, NULL, &validated));
+  CHECK_OK(t, g2z_trainer_validate(trainer, test_loader(t, &data), 4, NULL, NULL, &validated));
   CHECK_NEAR(t, result.loss, validated, 1e-6);
   /* A mask that leaves out all tokens, and another shard's mask. */
   for (int i = 0; i < COUNT; i++) marked[i] |= G2Z_UNCOUNTED;
@@ -503,14 +491,13 @@ static void eval_show(eval_heard *want, const void *text, size_t bytes) {
 static void test_eval_writes(g2z_test *t) {
   enum { TOKENS = 600 };
   static const char prompt[] = "\xc3\xa9 \x1b[2J \xff \xe2\x82";
-  eval_kit kit;
   char *text;
   int32_t ids[64 + TOKENS];
   size_t bytes, controls = 0;
   g2z_sampling sampling = g2z_sampling_default();
   static eval_heard heard, want;
   heard.bytes = want.bytes = 0;
-  REQUIRE_OK(t, eval_open(t, 257, NULL, &kit));
+  const eval_kit kit = eval_open(t, 257, NULL);
   g2z_model *model = kit.model;
   const g2z_tokenizer *tokenizer = kit.tokenizer;
   const g2z_tokens begin = test_bpe_encode(t, tokenizer, prompt, strlen(prompt), 0);
@@ -581,7 +568,6 @@ static void test_eval_train(g2z_test *t) {
 static void test_examples(g2z_test *t) {
   static const char text[] = "A text that is a little longer than one context of this model.";
   char output[4096];
-  eval_kit kit;
   g2z_eval shard;
   if (access("build/examples/score", X_OK) || access("build/examples/generate", X_OK) ||
       access("prepare_data", X_OK))
@@ -589,7 +575,7 @@ static void test_examples(g2z_test *t) {
   CHECK(t, test_prepare(t, "", "--train-bpe 290 --out $D --name e $R/README.md") == 0);
   const char *dir = t->directory;
   test_write_file(t, test_path(t, "b.txt"), text, strlen(text));
-  REQUIRE_OK(t, eval_open(t, 300, test_at(t, "e.bpe"), &kit));
+  const eval_kit kit = eval_open(t, 300, test_at(t, "e.bpe"));
   g2z_tokens ids = test_bpe_encode(t, kit.tokenizer, text, strlen(text), G2Z_ENCODE_DEFAULT);
   test_shard(t, "b.bin", G2Z_SHARD_LLMC, ids.ids, (int)ids.count);
   CHECK_OK(t, eval_file(kit.model, NULL, test_path(t, "b.bin"), &shard));

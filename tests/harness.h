@@ -523,6 +523,12 @@ static g2z_status test_trainer_open(g2z_test *t, const g2z_train_config *config,
   return test_trainer_on(t, G2Z_DEVICE_CPU, config, out);
 }
 
+static g2z_trainer *test_trainer_of(g2z_test *t, const g2z_train_config *config) {
+  test_trainer tt;
+  REQUIRE_OK(t, test_trainer_open(t, config, &tt));
+  return tt.trainer;
+}
+
 static void test_trainer_close(g2z_test *t, const test_trainer *tt) { test_end(t, tt->before); }
 
 static void test_tokens(int32_t *tokens, size_t count, int vocab, uint64_t seed) {

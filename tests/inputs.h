@@ -197,12 +197,10 @@ static const struct { const char *command; int code; const char *sentence; } inp
 static void test_inputs_weights(g2z_test *t) {
   static float values[9001 * 8];
   const g2z_train_config config = test_weights_model();
-  g2z__safetensors *whole;
   g2z__safetensor tensors[4 + 2 * 12];
   FILE *index;
   CHECK_OK(t, test_weights_save(t, &config, test_path(t, "split"), -1, 0));
-  REQUIRE_OK(t, g2z__safetensors_open(&t->services, test_path(t, "split/model.safetensors"),
-                                      &whole));
+  g2z__safetensors *whole = test_safetensors(t, test_path(t, "split/model.safetensors"));
   for (size_t part = 0; part < 2; part++) {
     g2z_writer *writer;
     size_t some = 0;
@@ -222,7 +220,6 @@ static void test_inputs_weights(g2z_test *t) {
             i ? ", " : "{\"metadata\": {\"total_size\": 9}, \"weight_map\": {",
             whole->tensors[i].name, i % 2);
   CHECK(t, index && fputs("}}\n", index) >= 0 && fclose(index) == 0);
-  g2z__safetensors_free(whole);
   CHECK(t, unlink(test_path(t, "split/model.safetensors")) == 0);
 }
 
@@ -314,13 +311,12 @@ static void test_vocab_hash(g2z_test *t) {
   /* A trainer takes it from weights or from a checkpoint, and lends it with its model. */
   g2z_train_config config = test_config_of(1, 2, 16, 8, 61);
   for (int i = 0; i < 3; i++) {
-    test_trainer tt;
     config.model.vocab_hash = i ? 0 : hashes[1];
     config.init_from = i == 1 ? test_at(t, "weights") : NULL;
-    REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-    if (i == 0) CHECK_OK(t, g2z_trainer_save_weights(tt.trainer, test_at(t, "weights")));
-    if (i == 0) CHECK_OK(t, g2z_trainer_save(tt.trainer, test_at(t, "saved")));
-    if (i == 2) CHECK_OK(t, g2z_trainer_load(tt.trainer, test_at(t, "saved")));
-    CHECK(t, tt.trainer->model.config.vocab_hash == hashes[1]);
+    g2z_trainer *trainer = test_trainer_of(t, &config);
+    if (i == 0) CHECK_OK(t, g2z_trainer_save_weights(trainer, test_at(t, "weights")));
+    if (i == 0) CHECK_OK(t, g2z_trainer_save(trainer, test_at(t, "saved")));
+    if (i == 2) CHECK_OK(t, g2z_trainer_load(trainer, test_at(t, "saved")));
+    CHECK(t, trainer->model.config.vocab_hash == hashes[1]);
   }
 }

@@ -16,17 +16,23 @@ static g2z_status inuse_open_on(g2z_test *t, g2z_device_kind device, const char 
   return status;
 }
 
-static g2z_status inuse_open(g2z_test *t, const char *directory, g2z_dtype dtype,
-                             g2z_model **out) {
-  return inuse_open_on(t, G2Z_DEVICE_CPU, directory, dtype, out);
+static g2z_model *inuse_open(g2z_test *t, const char *directory, g2z_dtype dtype) {
+  g2z_model *model;
+  REQUIRE_OK(t, inuse_open_on(t, G2Z_DEVICE_CPU, directory, dtype, &model));
+  return model;
+}
+
+/* A model with a trainer's weights. */
+static g2z_model *inuse_of(g2z_test *t, g2z_trainer *trainer, g2z_dtype dtype) {
+  CHECK_OK(t, g2z_trainer_save_weights(trainer, test_path(t, "weights")));
+  return inuse_open(t, test_path(t, "weights"), dtype);
 }
 
 /* Scores and logits of golden/tiny equal Hugging Face's. An ignored target has no loss and changes
  * no other; nor do more sequences than run at a time change anything. */
 static void test_model_scores(g2z_test *t) {
   enum { B = 3, T = 20, V = 131, MANY = 500 };
-  g2z_model *model;
-  REQUIRE_OK(t, inuse_open(t, "golden/tiny", G2Z_FP32, &model));
+  g2z_model *model = inuse_open(t, "golden/tiny", G2Z_FP32);
   size_t count;
   int32_t *x = test_golden_tokens(t, "x", &count), *y = test_golden_tokens(t, "y", &count);
   float *loss = test_golden(t, "loss", &count), *want = test_golden(t, "logits", &count);
@@ -51,7 +57,8 @@ static void test_model_scores(g2z_test *t) {
   CHECK_OK(t, g2z_model_score(model, x, y, B, T, NULL, &less));
   CHECK(t, isnan(less));
 
-  int32_t *many = (int32_t *)test_memory(t, 2 * MANY * T * sizeof *many), *targets = many + MANY * T;
+  int32_t *many = (int32_t *)test_memory(t, 2 * MANY * T * sizeof *many);
+  int32_t *targets = many + MANY * T;
   float *each = (float *)test_memory(t, MANY * T * sizeof *each);
   for (int i = 0; i < MANY * T; i++) many[i] = x[i % (B * T)], targets[i] = x[(i + 1) % (B * T)];
   CHECK_OK(t, g2z_model_score(model, many, targets, MANY, T, each, &mean));
@@ -71,11 +78,10 @@ static void test_model_cache(g2z_test *t) {
   enum { MANY = 64, T = 20 };
   static const int counts[] = {MANY, 7}, rooms[] = {T, 3};
   static int32_t ids[2][2][MANY * T];
-  g2z_model *model;
   int32_t x[MANY * T];
   double mean[2];
   g2z_sampling sampling = g2z_sampling_default();
-  REQUIRE_OK(t, inuse_open(t, "golden/tiny", G2Z_FP32, &model));
+  g2z_model *model = inuse_open(t, "golden/tiny", G2Z_FP32);
   test_tokens(x, MANY * T, model->config.vocab, 3);
   CHECK_OK(t, g2z_model_score(model, x, x, 1, T, NULL, &mean[0]));
   const g2z_plan *plan = model->plan;
@@ -114,7 +120,6 @@ static void test_masked(g2z_test *t) {
   static float before[MOST], after[MOST];
   g2z_train_config config = test_config_of(2, 2, 32, T, V);
   g2z_report report;
-  test_trainer tt;
   int32_t x[4 * T], y[4 * T], none[4 * T];
   config.accum = 2;
   config.optimizer.warmup = 0;
@@ -122,19 +127,19 @@ static void test_masked(g2z_test *t) {
   test_tokens(y, 4 * T, V, 8);
   for (int i = 0; i < 4 * T; i++) none[i] = -1;
   memcpy(y + T, none, 3 * T * sizeof *y);
-  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-  const size_t count = tt.trainer->plan->parameters;
+  g2z_trainer *trainer = test_trainer_of(t, &config);
+  const size_t count = trainer->plan->parameters;
   CHECK(t, count <= MOST);
-  test_steps(t, tt.trainer, x, y, 1, NULL, &report);
+  test_steps(t, trainer, x, y, 1, NULL, &report);
   CHECK(t, report.counted == T && report.applied == 1);
-  CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_MASTER, 0, count, before));
-  test_steps(t, tt.trainer, x, none, 1, NULL, &report);
+  CHECK_OK(t, g2z_trainer_read(trainer, G2Z_BUFFER_MASTER, 0, count, before));
+  test_steps(t, trainer, x, none, 1, NULL, &report);
   CHECK(t, isnan(report.loss) && report.grad_norm == 0 && report.skipped && report.counted == 0);
   CHECK(t, report.applied == 1);
-  CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_MASTER, 0, count, after));
+  CHECK_OK(t, g2z_trainer_read(trainer, G2Z_BUFFER_MASTER, 0, count, after));
   CHECK(t, memcmp(after, before, count * sizeof *after) == 0);
   none[3] = -2;
-  CHECK_BAD(t, g2z_trainer_step_batch(tt.trainer, x, none, &report), "target=-2 at position 3");
+  CHECK_BAD(t, g2z_trainer_step_batch(trainer, x, none, &report), "target=-2 at position 3");
 }
 
 /* The logits after the last of n tokens, without a cache. */
@@ -162,17 +167,14 @@ static void test_model_generates(g2z_test *t) {
   enum { CONTEXT = 64, MOST = 60, V = 61 };
   static const size_t begins[] = {1, 9, 30};
   g2z_train_config config = test_config_of(2, 2, 32, CONTEXT, V);
-  g2z_model *model;
-  test_trainer tt;
   int32_t x[2 * CONTEXT], y[2 * CONTEXT], plain[3][MOST], cached[3][MOST];
   config.optimizer.lr = 3e-3f;
   config.optimizer.warmup = 0;
   test_tokens(x, 2 * CONTEXT, V, 5);
   test_tokens(y, 2 * CONTEXT, V, 6);
-  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-  test_steps(t, tt.trainer, x, y, 20, NULL, NULL); /* logits far apart */
-  CHECK_OK(t, g2z_trainer_save_weights(tt.trainer, test_path(t, "weights")));
-  REQUIRE_OK(t, inuse_open(t, test_path(t, "weights"), G2Z_FP32, &model));
+  g2z_trainer *trainer = test_trainer_of(t, &config);
+  test_steps(t, trainer, x, y, 20, NULL, NULL); /* logits far apart */
+  g2z_model *model = inuse_of(t, trainer, G2Z_FP32);
   g2z_sampling sampling = g2z_sampling_default();
   for (int drawn = 0; drawn < 2; drawn++) {
     size_t lengths[3];
@@ -184,7 +186,7 @@ static void test_model_generates(g2z_test *t) {
       lengths[i] = begins[i];
       sampling.seed = 7 + (uint64_t)i;
       /* A trainer's model has no cache: each token comes from the whole text before it. */
-      CHECK_OK(t, g2z_model_generate(&tt.trainer->model, 1, plain[i], MOST, &lengths[i], &sampling,
+      CHECK_OK(t, g2z_model_generate(&trainer->model, 1, plain[i], MOST, &lengths[i], &sampling,
                                      -1, NULL, NULL));
       lengths[i] = begins[i];
     }
@@ -213,18 +215,17 @@ static void test_model_generates(g2z_test *t) {
   float *whole = (float *)test_memory(t, MOST * V * sizeof(float)), one[V];
   CHECK_OK(t, g2z_model_logits(model, plain[0], 1, MOST, whole));
   for (int n = 1; n <= MOST; n += 13) {
-    inuse_last_logits(t, tt.trainer, plain[0], n, one);
+    inuse_last_logits(t, trainer, plain[0], n, one);
     CHECK(t, memcmp(one, whole + (n - 1) * V, sizeof one) == 0);
   }
   /* Weights that fit fp16 but whose sums overflow: no token is drawn. */
-  const g2z_plan *plan = tt.trainer->plan;
+  const g2z_plan *plan = trainer->plan;
   float large[CONTEXT * 32];
   for (int i = 0; i < CONTEXT * 32; i++) large[i] = 40000;
   for (int unit = plan->wpe; unit <= plan->wte; unit++)
-    CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_MASTER, plan->unit[unit].canonical, V * 32,
+    CHECK_OK(t, g2z_trainer_write(trainer, G2Z_BUFFER_MASTER, plan->unit[unit].canonical, V * 32,
                                   large));
-  CHECK_OK(t, g2z_trainer_save_weights(tt.trainer, test_path(t, "weights")));
-  REQUIRE_OK(t, inuse_open(t, test_path(t, "weights"), G2Z_FP16, &model));
+  model = inuse_of(t, trainer, G2Z_FP16);
   size_t length = 3;
   CHECK_STATUS(t, g2z_model_generate(model, 1, cached[0], MOST, &length, &sampling, -1, NULL, NULL),
                G2Z_DIVERGED, &t->services, "does not fit dtype fp16; take dtype bf16 or fp32");
@@ -235,14 +236,11 @@ static void test_model_generates(g2z_test *t) {
 static void test_model_context(g2z_test *t) {
   enum { CONTEXT = 16, MOST = 50, V = 61 };
   g2z_train_config config = test_config_of(1, 2, 32, CONTEXT, V);
-  g2z_model *model;
-  test_trainer tt;
   int32_t ids[2][MOST], want[MOST];
   size_t lengths[2] = {3, 40};
   g2z_device *right; /* without the process's mutant */
-  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-  CHECK_OK(t, g2z_trainer_save_weights(tt.trainer, test_path(t, "weights")));
-  REQUIRE_OK(t, inuse_open(t, test_path(t, "weights"), G2Z_FP32, &model));
+  g2z_trainer *trainer = test_trainer_of(t, &config);
+  g2z_model *model = inuse_of(t, trainer, G2Z_FP32);
   g2z_sampling sampling = g2z_sampling_default();
   test_tokens(ids[0], 2 * MOST, V, 5);
   CHECK_OK(t, g2z_model_generate(model, 2, ids[0], MOST, lengths, &sampling, -1, NULL, NULL));
@@ -256,13 +254,13 @@ static void test_model_context(g2z_test *t) {
   float logits[V];
   for (int at = 3; at < MOST; at++, kept++) {
     if (kept > CONTEXT) kept = CONTEXT / 2 + 1;
-    inuse_last_logits(t, tt.trainer, want + at - kept, kept, logits);
+    inuse_last_logits(t, trainer, want + at - kept, kept, logits);
     want[at] = test_draws(t, right, logits, V, &sampling, at - 3);
   }
   CHECK(t, memcmp(ids[0], want, sizeof want) == 0);
   lengths[0] = 3; /* a trainer's model, without a cache */
   memcpy(ids[1], want, 3 * sizeof *want);
-  CHECK_OK(t, g2z_model_generate(&tt.trainer->model, 1, ids[1], MOST, lengths, &sampling, -1, NULL,
+  CHECK_OK(t, g2z_model_generate(&trainer->model, 1, ids[1], MOST, lengths, &sampling, -1, NULL,
                                  NULL));
   CHECK(t, memcmp(ids[1], want, sizeof want) == 0);
   /* A prompt as long as the context is read completely. A longer one is cut. */
@@ -273,7 +271,7 @@ static void test_model_context(g2z_test *t) {
     kept = given > CONTEXT ? CONTEXT / 2 + 1 : given;
     memcpy(ids[0], want, sizeof want);
     CHECK_OK(t, g2z_model_generate(model, 1, ids[0], MOST, &length, &likeliest, -1, NULL, NULL));
-    inuse_last_logits(t, tt.trainer, want + given - kept, kept, logits);
+    inuse_last_logits(t, trainer, want + given - kept, kept, logits);
     CHECK(t, ids[0][given] == test_draws(t, right, logits, V, &likeliest, 0));
   }
   CHECK_BAD(t, g2z_model_generate(model, 65536, NULL, MOST, NULL, &sampling, -1, NULL, NULL),
@@ -296,7 +294,7 @@ static g2z_status inuse_life(g2z_test *t) {
   size_t length = 1;
   double mean;
   g2z_sampling sampling = g2z_sampling_default();
-  g2z_status status = inuse_open(t, "golden/tiny", G2Z_FP16, &model);
+  g2z_status status = inuse_open_on(t, G2Z_DEVICE_CPU, "golden/tiny", G2Z_FP16, &model);
   if (status == G2Z_OK) status = g2z_model_score(model, ids, y, 1, 20, NULL, &mean);
   if (status == G2Z_OK)
     status = g2z_model_generate(model, 1, ids, 20, &length, &sampling, -1, NULL, NULL);
@@ -380,7 +378,6 @@ static void test_draw_one(test_pair *p, int B, int V, const g2z_sampling *sampli
 static void test_cuda_draw(g2z_test *t) {
   static const g2z_sampling ways[] = {{0, 0, 1, 5}, {1, 0, 1, 5},      {0.7f, 20, 1, 5},
                                       {1, 0, 0.8f, 5}, {2, 100, 0.5f, 5}, {0.1f, 1, 0.1f, 5}};
-  CUDA_OR_SKIP(t);
   for (int types = 0, done = 0; types < TEST_TYPES && !done; types++) { /* logits are always fp32 */
     test_pair p;
     done = test_pair_open(&p, t, types);
@@ -394,7 +391,6 @@ static void test_cuda_draw(g2z_test *t) {
 }
 
 static void test_cuda_next(g2z_test *t) {
-  CUDA_OR_SKIP(t);
   for (int types = 0; types < TEST_TYPES; types++) {
     test_pair p;
     if (test_pair_open(&p, t, types)) {
@@ -412,7 +408,6 @@ static void test_cuda_next(g2z_test *t) {
 /* Scores in each type lie within golden_bounds of Hugging Face's; in fp32 a continued text equals
  * the CPU's. */
 static void test_cuda_model(g2z_test *t) {
-  CUDA_OR_SKIP(t);
   enum { B = 3, T = 20, MOST = 20 };
   g2z_sampling sampling = g2z_sampling_default();
   g2z_model *model;

@@ -175,7 +175,6 @@ static void test_golden_adamw(g2z_test *t) { test_golden_adamw_on(t, &golden_cpu
 /* In each type, with the library's default choice of products, with the timed choice, and with our
  * own. */
 static void test_cuda_golden(g2z_test *t) {
-  CUDA_OR_SKIP(t);
   for (size_t i = 0; i < sizeof golden_gpu / sizeof *golden_gpu; i++)
     for (int tune = G2Z_TUNE_OFF; tune <= G2Z_TUNE_OWN; tune++) {
       if (!test_wants(golden_gpu[i].dtype)) continue;
@@ -210,17 +209,16 @@ static void test_slope(g2z_test *t, void *user, const char *name, g2z_param para
     norm += d[i] * d[i];
   }
   for (int side = -1; side <= 1; side++) {
-    test_trainer tt;
     g2z_report report;
-    REQUIRE_OK(t, test_trainer_open(t, s->config, &tt));
+    g2z_trainer *trainer = test_trainer_of(t, s->config);
     for (size_t i = 0; i < elements; i++)
       moved[i] = (float)((double)s->weights[at + i] + side * h * d[i] / sqrt(norm));
-    CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_MASTER, 0, tt.trainer->plan->parameters,
+    CHECK_OK(t, g2z_trainer_write(trainer, G2Z_BUFFER_MASTER, 0, trainer->plan->parameters,
                                   s->weights));
-    CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_MASTER, at, elements, moved));
-    test_steps(t, tt.trainer, x, y, 1, NULL, &report);
+    CHECK_OK(t, g2z_trainer_write(trainer, G2Z_BUFFER_MASTER, at, elements, moved));
+    test_steps(t, trainer, x, y, 1, NULL, &report);
     losses[side + 1] = (double)report.loss;
-    if (side == 0) CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_GRADS, at, elements, moved));
+    if (side == 0) CHECK_OK(t, g2z_trainer_read(trainer, G2Z_BUFFER_GRADS, at, elements, moved));
     for (size_t i = 0; i < elements && side == 0; i++)
       slope += (double)moved[i] * d[i] / sqrt(norm);
   }
@@ -243,29 +241,27 @@ static void test_finite_differences(g2z_test *t) {
 
 static void test_causality(g2z_test *t) {
   g2z_train_config config = test_config_of(2, 2, 32, 40, 61);
-  test_trainer tt;
   int32_t x[40];
   float whole[40 * 61], part[40 * 61];
   test_tokens(x, 40, 61, 3);
-  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-  CHECK_OK(t, g2z_model_logits(&tt.trainer->model, x, 1, 40, whole));
+  g2z_trainer *trainer = test_trainer_of(t, &config);
+  CHECK_OK(t, g2z_model_logits(&trainer->model, x, 1, 40, whole));
   for (int count = 1; count < 40; count += 6) {
-    CHECK_OK(t, g2z_model_logits(&tt.trainer->model, x, 1, count, part));
+    CHECK_OK(t, g2z_model_logits(&trainer->model, x, 1, count, part));
     for (int i = 0; i < count * 61; i++) CHECK_NEAR(t, part[i], whole[i], 2e-6);
   }
   x[39] = (x[39] + 1) % 61;
-  CHECK_OK(t, g2z_model_logits(&tt.trainer->model, x, 1, 40, part));
+  CHECK_OK(t, g2z_model_logits(&trainer->model, x, 1, 40, part));
   CHECK(t, memcmp(part, whole, 39 * 61 * sizeof(float)) == 0);
   CHECK(t, memcmp(part + 39 * 61, whole + 39 * 61, 61 * sizeof(float)) != 0);
   x[5] = 61;
-  CHECK_BAD(t, g2z_model_logits(&tt.trainer->model, x, 1, 40, part), "token=61");
+  CHECK_BAD(t, g2z_model_logits(&trainer->model, x, 1, 40, part), "token=61");
   int32_t batch[80];
   g2z_report report;
   test_tokens(batch, 80, 61, 3);
   batch[79] = -1;
-  CHECK_BAD(t, g2z_trainer_step_batch(tt.trainer, batch, batch, &report),
-            "token=-1 at position 79");
-  CHECK_BAD(t, g2z_model_logits(&tt.trainer->model, x, 1, 41, part), "T=41");
+  CHECK_BAD(t, g2z_trainer_step_batch(trainer, batch, batch, &report), "token=-1 at position 79");
+  CHECK_BAD(t, g2z_model_logits(&trainer->model, x, 1, 41, part), "T=41");
 }
 
 /* ----- whole models on a GPU ---------------------------------------------- */
@@ -358,7 +354,6 @@ static void test_both_near(g2z_test *t, void *user, const char *name, g2z_param 
  * last place for a tensor of one micro-step. fp32 sums have another order, with up to 65,536 terms.
  * G2Z_TEST_CONFIGS sets the number of configs. */
 static void test_cuda_gradients(g2z_test *t) {
-  CUDA_OR_SKIP(t);
   static const double bounds[] = {2e-5, 8e-3, 8e-3, 6e-2}; /* by i % 4, like the types */
   const char *wanted = getenv("G2Z_TEST_CONFIGS");
   for (int i = 0; i < (wanted ? atoi(wanted) : CONFIGS); i++) {
@@ -480,7 +475,6 @@ static int rank_resume(int argc, char **argv) {
 }
 
 static void test_cuda_resume(g2z_test *t) {
-  CUDA_OR_SKIP(t);
   int world = g2z_device_count(G2Z_DEVICE_CUDA) > 1 ? 2 : 1;
   test_ranks ranks;
   test_ranks_open(&ranks, world);

@@ -550,7 +550,6 @@ static void test_muon_trainer(g2z_test *t) {
     g2z_train_config config = test_config_of(2, 2, 32, 16, 61);
     test_batch b = test_some_batch();
     muon_step s;
-    test_trainer tt;
     config.zero_stage = i;
     config.accum = 1 + i % 2;
     config.bucket_mb = i == 1 ? 0.01 : 0;
@@ -567,16 +566,16 @@ static void test_muon_trainer(g2z_test *t) {
     }
     s.grads = memory + 6 * P;
     s.config = config.optimizer;
-    REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+    g2z_trainer *trainer = test_trainer_of(t, &config);
     for (int step = 0; step < 2; step++) {
       for (int part = 0; part < 3; part++)
-        CHECK_OK(t, g2z_trainer_read(tt.trainer, (g2z_buffer)part, 0, P, s.was[part]));
-      test_steps(t, tt.trainer, b.x, b.y, 1, NULL, &s.report);
+        CHECK_OK(t, g2z_trainer_read(trainer, (g2z_buffer)part, 0, P, s.was[part]));
+      test_steps(t, trainer, b.x, b.y, 1, NULL, &s.report);
       for (int part = 0; part < 3; part++)
-        CHECK_OK(t, g2z_trainer_read(tt.trainer, (g2z_buffer)part, 0, P, s.is[part]));
-      CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_GRADS, 0, P, s.grads));
+        CHECK_OK(t, g2z_trainer_read(trainer, (g2z_buffer)part, 0, P, s.is[part]));
+      CHECK_OK(t, g2z_trainer_read(trainer, G2Z_BUFFER_GRADS, 0, P, s.grads));
       CHECK(t, s.report.applied == step + 1 && s.report.grad_norm > s.config.clip);
-      test_tensors(t, tt.trainer->plan, muon_tensor, &s);
+      test_tensors(t, trainer->plan, muon_tensor, &s);
     }
   }
 }
@@ -629,7 +628,6 @@ static void test_spikes_on(g2z_test *t, g2z_device_kind device) {
 
 static void test_spikes_trainer(g2z_test *t) { test_spikes_on(t, G2Z_DEVICE_CPU); }
 static void test_cuda_spikes(g2z_test *t) {
-  CUDA_OR_SKIP(t);
   test_spikes_on(t, G2Z_DEVICE_CUDA);
 }
 
@@ -655,7 +653,7 @@ static void test_muon_change(g2z_test *t) {
     float losses[16], *moments[6];
     g2z_train_config config = test_saved_config(t, shard);
     const char *at = test_at(t, "change%d", muon);
-    test_trainer tt;
+    g2z_trainer *trainer = NULL;
     double moved = 0;
     config.optimizer.kind = muon ? G2Z_OPTIMIZER_MUON : G2Z_OPTIMIZER_ADAMW;
     const size_t P = test_plan(t, &config, G2Z_DEVICE_CPU, 0, 1)->parameters;
@@ -663,20 +661,20 @@ static void test_muon_change(g2z_test *t) {
     for (int other = 0; other < 2; other++) {
       test_warnings_begin(t);
       if (other) config.optimizer.kind = muon ? G2Z_OPTIMIZER_ADAMW : G2Z_OPTIMIZER_MUON;
-      REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-      if (other) CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
-      else test_saved_steps(t, tt.trainer, 3, losses, NULL);
+      trainer = test_trainer_of(t, &config);
+      if (other) CHECK_OK(t, g2z_trainer_load(trainer, at));
+      else test_saved_steps(t, trainer, 3, losses, NULL);
       test_warnings_end(t);
-      if (!other) CHECK_OK(t, g2z_trainer_save(tt.trainer, at));
+      if (!other) CHECK_OK(t, g2z_trainer_save(trainer, at));
       for (int part = 0; part < 2; part++)
-        CHECK_OK(t, g2z_trainer_read(tt.trainer, part ? G2Z_BUFFER_V : G2Z_BUFFER_M, 0, P,
+        CHECK_OK(t, g2z_trainer_read(trainer, part ? G2Z_BUFFER_V : G2Z_BUFFER_M, 0, P,
                                      moments[2 * other + part]));
     }
     CHECK_HAS(t, test_warnings, muon ? "muon -> adamw" : "adamw -> muon", "zero");
-    test_tensors(t, tt.trainer->plan, muon_changed, moments);
-    CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_MASTER, 0, P, moments[4]));
-    test_saved_steps(t, tt.trainer, 4, losses, NULL);
-    CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_MASTER, 0, P, moments[5]));
+    test_tensors(t, trainer->plan, muon_changed, moments);
+    CHECK_OK(t, g2z_trainer_read(trainer, G2Z_BUFFER_MASTER, 0, P, moments[4]));
+    test_saved_steps(t, trainer, 4, losses, NULL);
+    CHECK_OK(t, g2z_trainer_read(trainer, G2Z_BUFFER_MASTER, 0, P, moments[5]));
     for (size_t i = 0; i < P; i++)
       moved = fmax(moved, fabs((double)moments[5][i] - (double)moments[4][i]));
     CHECK(t, isfinite(losses[4]) && moved > 0 && moved < 2 * (double)config.optimizer.lr);
@@ -698,23 +696,21 @@ static void test_muon_files(g2z_test *t) {
   size_t bytes;
   g2z_train_config config = test_saved_config(t, shard);
   const char *at = test_at(t, "zeros");
-  test_trainer tt;
   config.optimizer.kind = G2Z_OPTIMIZER_MUON;
-  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-  test_saved_steps(t, tt.trainer, 2, losses, NULL);
-  CHECK_OK(t, g2z_trainer_save(tt.trainer, at));
-  const size_t P = tt.trainer->plan->parameters;
+  g2z_trainer *trainer = test_trainer_of(t, &config);
+  test_saved_steps(t, trainer, 2, losses, NULL);
+  CHECK_OK(t, g2z_trainer_save(trainer, at));
+  const size_t P = trainer->plan->parameters;
   text = test_file(t, test_at(t, "zeros/optimizer.safetensors"), &bytes);
   v = (float *)test_memory(t, P * sizeof *v);
   if (bytes > P * sizeof(float)) memcpy(v, text + bytes - P * sizeof(float), P * sizeof(float));
-  test_tensors(t, tt.trainer->plan, muon_filed, v);
-  CHECK_OK(t, g2z_trainer_load(tt.trainer, at));
+  test_tensors(t, trainer->plan, muon_filed, v);
+  CHECK_OK(t, g2z_trainer_load(trainer, at));
 }
 
 /* The program reports the optimizer and numbers the spikes. With lr 0 the norms differ only because
  * the batches differ: some exceed the mean by more than 0.3 deviations. */
 static void test_train_muon(g2z_test *t) {
-  TRAIN_OR_SKIP(t);
   CHECK_HAS(t, test_trains(t, 0, "%s --batch 2 --steps 40 --optimizer muon --skip-spikes 0.3 "
                            "--lr 0 --save-every 30 --run-dir %s", test_tiny(t), test_at(t, "muon")),
             "optimizer: Muon for the blocks' ", " weights, AdamW for the rest\n");
@@ -831,7 +827,8 @@ static int rank_muon(int argc, char **argv) {
     }
   }
   if (status == G2Z_OK)
-    status = rank_leaves(test_text("%s/result.%d", argv[0], context->rank), results, sizeof results);
+    status = rank_leaves(test_text("%s/result.%d", argv[0], context->rank), results,
+                         sizeof results);
   if (status != G2Z_OK) printf("%s\n", services.error);
   g2z_context_free(context);
   return status != G2Z_OK || wrong;

@@ -4,9 +4,9 @@
  * mutant, tests/mutants.sh runs the tests in its row; a mutant that passes all of them shows a gap
  * in the tests. A graph can record all changes: they are copies and zeros in the device's queue. */
 
-/* Columns: the name, the tests that should catch it, and the fault. The tests are an op's and one of
- * whole models; each is a pair: on a CPU, and on a GPU. A GPU's list begins with types in brackets if
- * the fault exists only in these types. */
+/* Columns: the name; the tests that should catch it, an op's and those of whole models; the fault.
+ * Each is a pair of lists: on a CPU, and on a GPU. A GPU's list begins with types in brackets if the
+ * fault exists only in these types. */
 #define TESTS(cpu, gpu) cpu, gpu
 #define OP_NONE TESTS("", "")
 #define OP_EMBED TESTS("ops_embedding ", "cuda_embed ")

@@ -565,7 +565,6 @@ static void test_spans_on(g2z_test *t, g2z_device_kind kind) {
 static void test_spans(g2z_test *t) { test_spans_on(t, G2Z_DEVICE_CPU); }
 
 static void test_cuda_spans(g2z_test *t) {
-  CUDA_OR_SKIP(t);
   test_spans_on(t, G2Z_DEVICE_CUDA);
 }
 

@@ -568,7 +568,6 @@ static void test_flags_arguments(g2z_test *t) {
 /* ----- the command line of ./train ----- */
 
 static void test_train_help(g2z_test *t) {
-  TRAIN_OR_SKIP(t);
   test_help(t, "train", test_train_program());
   CHECK_HAS(t, test_trains(t, 0, "--help"), "\nfine-tune ", "\nresume ", "\ngenerate ");
   CHECK_HAS(t, test_trains(t, 0, "-h"), "\ngenerate ");
@@ -648,7 +647,6 @@ static const char *const test_train_bad[][2] = {
 #undef USELESS
 
 static void test_train_refusals(g2z_test *t) {
-  TRAIN_OR_SKIP(t);
   test_run_shard(t, "shard.bin", 2000);
   setenv("SHARD", test_at(t, "shard.bin"), 1);
   setenv("TINY", "--device cpu --layers 1 --channels 8 --heads 1 --context 8 --vocab-size 257 "
@@ -671,7 +669,6 @@ static void test_train_refusals(g2z_test *t) {
  * other ranks. */
 static void test_train_device(g2z_test *t) {
   size_t free_bytes, total_bytes;
-  TRAIN_OR_SKIP(t);
   if (g2z_device_memory(&t->services, G2Z_DEVICE_CUDA, &free_bytes, &total_bytes) == G2Z_OK)
     SKIP(t, "there is a GPU, so --device cuda is no error");
   test_run_shard(t, "x.bin", 2000);
@@ -704,7 +701,6 @@ static void test_train_run(g2z_test *t) {
       {"--model gpt2", 1, "--init-from brings its model: remove --model gpt2"},
       {"--layers 1 --channels 32 --heads 4 --context 16", 0, "1"},
       {"--channels 32 --vocab-size 257", 0, "1"}};
-  TRAIN_OR_SKIP(t);
   CHECK_HAS(t, test_trains(t, 0, "--dry-run --device cpu --layers 2 --channels 64 --seq 32 "
                            "--batch 2"),
             "2 layers", "largest");
@@ -763,7 +759,6 @@ static void test_train_mixture(g2z_test *t) {
        "and remove --save-epochs\n"},
       {" --steps 3", "b.bin\" has no weight, but with 2 sets each needs one: type --train '"}};
   char flags[1500], whole[1600], page[600] = "";
-  TRAIN_OR_SKIP(t);
   test_run_shard(t, "a.bin", 2001);
   test_run_shard(t, "b.bin", 1001);
   snprintf(flags, sizeof flags, "--vocab-size 257 --device cpu --layers 1 --heads 2 --channels 32 "
@@ -809,7 +804,6 @@ static void test_train_mixture(g2z_test *t) {
 static void test_train_waits(g2z_test *t) {
 #ifdef _OPENMP
   const char *before = getenv("OMP_WAIT_POLICY");
-  TRAIN_OR_SKIP(t);
   for (int active = 0; active < 2; active++) {
     if (active) setenv("OMP_WAIT_POLICY", "active", 1);
     else unsetenv("OMP_WAIT_POLICY");
@@ -859,7 +853,6 @@ static int test_train_terminal(g2z_test *t, int columns, const char *before, con
 static void test_train_console(g2z_test *t) {
   static const int widths[] = {80, 40};
   static char output[1 << 20];
-  TRAIN_OR_SKIP(t);
   if (!test_terminals()) SKIP(t, "there is no /dev/pts: mount devpts");
   test_run_shard(t, "x_val_0.bin", 2000);
   for (int i = 0; i < 2; i++) {
@@ -924,7 +917,6 @@ static void test_train_log(g2z_test *t) {
       "--val-every 3 --keep-best --patience 1 --lr 0 --target-loss 9 --ranks 2 --batch 2 "
       "--save-weights none",
       "--val-every 2 --resume run0/step-000008 --init-from run0/weights --steps 12"};
-  TRAIN_OR_SKIP(t);
   test_write_file(t, test_at(t, "q.txt"), "a text", 6);
   test_run_shard(t, "x_val_0.bin", 300);
   const char *program = test_train_program(), *tiny = test_tiny(t);
@@ -1593,7 +1585,6 @@ static void test_train_said_once(g2z_test *t) {
       {"--val /nowhere/v.bin", "\"/nowhere/v.bin\""},
       {"--batch 100000", "hold "},
       {"--save-weights /proc/none", "cannot create the directory /proc/none"}};
-  TRAIN_OR_SKIP(t);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     const char *said = test_trains(t, 1, "%s --steps 2 --batch 1 --run-dir %s --ranks 3 %s",
                                    test_tiny(t), test_at(t, "none"), cases[i][0]);
@@ -1626,7 +1617,6 @@ static void test_train_signals(g2z_test *t) {
       {SIGTERM, 1, "SIGTERM"}, {SIGINT, 2, "SIGINT"}, {SIGUSR1, 1, "SIGUSR1"},
       {SIGHUP, 1, "SIGHUP"}};
   test_ranks ranks;
-  TRAIN_OR_SKIP(t);
   void (*before)(int) = signal(SIGHUP, SIG_DFL); /* nohup ignores it */
   for (int i = 0; i < 4; i++) {
     int world = cases[i].world;
@@ -1676,7 +1666,6 @@ static void test_train_stops_soon(g2z_test *t) {
       {"--prompt x --temperature 0 --sample-every 2 --sample-tokens 1000000",
        "--prompt x --sample-tokens 5", "sample after", 2}};
   test_ranks ranks;
-  TRAIN_OR_SKIP(t);
   test_sh(t, "head -c 200000 /dev/zero > raw.bin; printf '%%400s' x > short.txt; "
              "cp short.txt first.txt; printf '%%200000s' x > long.txt");
   test_digits(t, "");
@@ -1729,7 +1718,6 @@ static void test_train_best(g2z_test *t) {
                {"--keep-best --patience 4 --zero 3 --lr 1e-1", 2, 0, 1, 4, 20, 0}, /* not steady */
                {"--keep-best --save-every 3 --keep 2 --target-loss 3.9", 2, 3, 2, 99, 20, 3.9},
                {"--keep-best --save-every 8 --keep 3 --target-loss 0.1", 1, 8, 3, 99, 24, 0.1}};
-  TRAIN_OR_SKIP(t);
   int32_t ids[500];
   for (int i = 0; i < 500; i++) ids[i] = 15 + (i * 7 + i / 50) % 10; /* unlike the training's */
   test_digits(t, "");
@@ -1846,7 +1834,6 @@ static void test_train_best_honest(g2z_test *t) {
        "tokens changed", "cmp h9/step-000012/model.safetensors h9/best/model.safetensors"},
       {"true", "", "--lr 3", 1, 0, "e+", "not kept", "! grep 'perplexity [0-9]\\{9\\}' h10/train.log"}};
   static char output[16384], command[4096];
-  TRAIN_OR_SKIP(t);
   for (int i = 0; i < (int)(sizeof cases / sizeof *cases); i++) {
     char run[8], flags[2200];
     snprintf(run, sizeof run, "h%d", i);
@@ -1877,7 +1864,6 @@ static void test_train_best_honest(g2z_test *t) {
 static void test_train_hints(g2z_test *t) {
   static char said[16384], output[16384], command[4096];
   static const char *const once[] = {" --run-dir ", " --steps ", " --resume "}; /* no flag twice */
-  TRAIN_OR_SKIP(t);
   setenv("RUN", test_at(t, "it's a $(run)"), 1);
 #define TRAIN(code, flags)                                                                       \
   snprintf(command, sizeof command, "%s %s --run-dir \"$RUN\" --sample-tokens 0 %s",             \
@@ -1949,7 +1935,6 @@ static void test_train_tame(g2z_test *t) {
                                     "schedule: ", "validation: ", "step 4/4 | val loss"};
   static char said[65536];
   char run[600];
-  TRAIN_OR_SKIP(t);
   snprintf(run, sizeof run, "%s", test_at(t, "r\x1b[31m\xc2\x9b"));
   test_write_file(t, test_at(t, "e\x1b]0;x\x07\xff.txt"), "a text to score", 15);
   test_run_shard(t, "x_val_0.bin", 300);
@@ -1991,7 +1976,6 @@ static void test_train_removed(g2z_test *t) {
       {1, "--max-train-steps 200", "mkdir run5/training_metrics.json", "Is a directory; name a file"},
       {1, "--max-train-steps 200", "rmdir run6/weights", NULL}}; /* does no harm */
   test_ranks ranks;
-  TRAIN_OR_SKIP(t);
   for (int i = 0; i < 7; i++) {
     const char *run = test_text("run%d", i);
     test_train_open(t, &ranks, cases[i].world, test_text("%s --steps 20000 --batch 1 %s",
@@ -2015,7 +1999,6 @@ static void test_train_unread(g2z_test *t) {
   static const char *const ways[][2] = {{"", "| head -n 1"}, {"--save-every 20", "<&- >&- 2>&-"},
                                         {"--ranks 2", "<&- >&- 2>&-"}};
   char output[4096];
-  TRAIN_OR_SKIP(t);
   for (int i = 0; i < 3; i++) {
     const char *run = test_text("run%d", i);
     CHECK(t, test_shell(test_text("%s %s %s --steps 100 --batch 2 --max-val-steps 1 %s",
@@ -2034,7 +2017,6 @@ static void test_train_kills(g2z_test *t, int world, int turns, int apart) {
   test_ranks ranks;
   uint32_t random = 11;
   int kills = 0;
-  TRAIN_OR_SKIP(t);
   test_train_job(t, world, 0, NULL, test_text("%s --steps %d --batch 1 --save-every %d",
                                               test_digits(t, "whole"), last, last));
   for (int turn = 0, done = 0; turn <= turns && !done; turn++) {
@@ -2072,7 +2054,6 @@ static void test_train_ranks_resume(g2z_test *t) {
   static const char *const stages[] = {"--zero 0", "--zero 1", "--zero 2", "--zero 3",
                                        "--strategy dp"};
   static const char *const keys[] = {"\"loss\": ", "\"val_loss\": "};
-  TRAIN_OR_SKIP(t);
   for (int stage = 0; stage < 5; stage++) {
     char runs[3][16], from[600] = "";
     for (int turn = 0; turn < 3; turn++) { /* starts; resumes alike; resumes otherwise */
@@ -2117,7 +2098,6 @@ static void test_train_ranks_resume(g2z_test *t) {
 static void test_train_ranks_memory(g2z_test *t) {
   size_t need[2], free_bytes, total_bytes;
   g2z_train_config config = test_config_of(1, 32, 2048, 16, 257);
-  TRAIN_OR_SKIP(t);
   CHECK_OK(t, g2z_device_memory(&t->services, G2Z_DEVICE_CPU, &free_bytes, &total_bytes));
   config.batch = 1;
   config.dtype = G2Z_FP32;
@@ -2144,7 +2124,6 @@ static void test_train_ranks_memory(g2z_test *t) {
 
 static void test_train_ranks_latest(g2z_test *t) {
   test_ranks ranks;
-  TRAIN_OR_SKIP(t);
   for (int turn = 0; turn < 2; turn++) {
     test_train_open(t, &ranks, 2, test_text("%s --steps 8 --batch 1 --save-every 2 --resume latest",
                                             test_digits(t, "run")));
@@ -2164,7 +2143,6 @@ static void test_train_ranks_latest(g2z_test *t) {
 static void test_train_ranks_stuck(g2z_test *t) {
   const char *stuck = test_at(t, "console");
   test_ranks ranks;
-  TRAIN_OR_SKIP(t);
   CHECK(t, mkfifo(stuck, 0600) == 0);
   int console = open(stuck, O_RDWR | O_NONBLOCK);
   while (write(console, stuck, 512) > 0) continue; /* until it is full */
@@ -2207,7 +2185,6 @@ static void test_train_ranks_differ(g2z_test *t) {
       {1, "", "--train whole.bin --val other.bin", "--train whole.bin --val damaged.bin",
        "the validation data differs from rank 0's: \"ha"}};
   test_ranks ranks;
-  TRAIN_OR_SKIP(t);
   test_run_shard(t, "whole.bin", 2001);
   test_run_shard(t, "other.bin", 2001);
   test_run_shard(t, "damaged.bin", 2001);

@@ -28,8 +28,8 @@ static void test_end_tokenizer(void *tokenizer) { g2z_tokenizer_free((g2z_tokeni
 static void test_end_encoder(void *encoder) { g2z_encoder_free((g2z_encoder *)encoder); }
 static void test_end_bpe(void *trainer) { g2z_bpe_trainer_free((g2z_bpe_trainer *)trainer); }
 
-/* The vocabulary of a file, or without a path that of 256 bytes and the marker. The test owns it, as
- * it owns the results of the next functions. */
+/* The vocabulary of a file; without a path, 256 bytes and the marker. The test owns it, and the
+ * results of the next functions. */
 static g2z_tokenizer *test_tokenizer(g2z_test *t, const char *path) {
   g2z_tokenizer *tokenizer;
   REQUIRE_OK(t, g2z_tokenizer_create(&t->services, path, &tokenizer));
@@ -290,7 +290,7 @@ static void test_bpe_training(g2z_test *t) {
                               sizeof test_bpe_merges - 1));
     test_bpe_round_trip(t, tokenizer, test_bpe_text, bytes, test_bpe_text, bytes);
     tokenizer = test_bpe_finish(t, trainer, 100000);
-    CHECK(t, g2z_tokenizer_vocab(tokenizer) == 257 + 144); /* no pair is left, as in Hugging Face's */
+    CHECK(t, g2z_tokenizer_vocab(tokenizer) == 257 + 144); /* no pair is left */
   }
 }
 
@@ -814,7 +814,6 @@ static void test_prepare_conventions(g2z_test *t) {
        "{\"content\":\"first\",\"id\":\"x2\",\"content\":\"second\"}\n"
        "{\"text\":\"no\",\"text\":\"\",\"id\":\"x3\",\"content\":\"no\"}"}};
   int32_t ids[64];
-  PREPARE_OR_SKIP(t);
   test_prepare_files(t, files, sizeof files / sizeof *files);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     int code = test_prepare(t, "rm -f *.bin;", "--out . --threads %d %s",
@@ -830,7 +829,6 @@ static void test_prepare_conventions(g2z_test *t) {
 static void test_prepare_threads(g2z_test *t) {
   static char text[3000000];
   size_t bytes;
-  PREPARE_OR_SKIP(t);
   bytes = test_prepare_text(t, "long.txt", 11, text, sizeof text);
   test_prepare_ends(t, "", "--train-bpe 400 --val-tokens 1000 --out 1 --threads 1 long.txt",
                     0, "vocabulary  400 tokens");
@@ -930,7 +928,6 @@ static void test_prepare_refusals(g2z_test *t) {
        "out/x.bpe would overwrite the input "},
       {"cmp in.txt out/x.bpe && rm out/x.bpe &&", "--help", 0, ""}};
   g2z_writer *other;
-  PREPARE_OR_SKIP(t);
   test_prepare_files(t, files, sizeof files / sizeof *files);
   for (size_t i = 0; i < sizeof test_prepare_bad / sizeof *test_prepare_bad; i++) {
     CHECK(t, test_prepare(t, "", "--out out %s", test_prepare_bad[i][0]) == 1);
@@ -996,7 +993,6 @@ static void test_prepare_replaces(g2z_test *t) {
       {"p.jsonl", "{\"a\":\"ab\",\"b\":\"c\"}\n{\"a\":\"a\",\"b\":\"c\"}\n"}};
   char text[OLD];
   int refused = 0;
-  PREPARE_OR_SKIP(t);
   test_prepare_files(t, files, sizeof files / sizeof *files);
   test_prepare_cases(t, cases, sizeof cases / sizeof *cases);
   memset(text, 'o', OLD - 1);
@@ -1042,7 +1038,6 @@ static void test_prepare_jsonl(g2z_test *t) {
   static char text[200000];
   uint32_t state = 5;
   int32_t ids[64];
-  PREPARE_OR_SKIP(t);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     test_write_file(t, test_path(t, "j.jsonl"), cases[i].lines, strlen(cases[i].lines));
     FAIL_IF(t, test_prepare(t, "", "--overwrite --out . --val-fraction 0 j.jsonl") != 0,
@@ -1086,7 +1081,6 @@ static void test_prepare_packed(g2z_test *t) {
   static char text[400000];
   char pack[512];
   int found = 0;
-  PREPARE_OR_SKIP(t);
   test_prepare_text(t, "p.txt", 29, text, sizeof text);
   test_prepare_files(t, files, 2);
   PREPARES(t, "", "--out 1 --val-fraction 0 p.txt");
@@ -1116,7 +1110,6 @@ static void test_prepare_open(g2z_test *t) {
   const size_t bytes = sizeof text;
   uint32_t state = 31;
   size_t at = 0;
-  PREPARE_OR_SKIP(t);
   while (at < bytes) text[at++] = "etaoinshr'd1"[test_bpe_random(&state) % 12];
   memset(text + bytes - 1000000, '\n', 999000);
   memcpy(text + bytes - 1000, "<|endoftext|> it's\n\nover", 24);
@@ -1150,7 +1143,6 @@ static void test_prepare_memory(g2z_test *t) {
   static const char learn[] = "--train-bpe 300 --val-fraction 0 --threads 1 --out m m.txt";
   static const char limit[] = "ulimit -v 120000;";
   char before[256];
-  PREPARE_OR_SKIP(t);
   int limited = test_prepare(t, limit, "--help") == 0;
   snprintf(before, sizeof before, text, limited ? limit : "");
   test_prepare_ends(t, before, learn, 0, "1 document, 90000002 tokens");
@@ -1166,7 +1158,6 @@ static void test_prepare_markers(g2z_test *t) {
   enum { LETTERS = FIRST + PERIOD, BYTES = PERIOD * DOCUMENTS };
   static char text[LETTERS + BYTES];
   static int32_t ids[LETTERS + 2 * DOCUMENTS];
-  PREPARE_OR_SKIP(t);
   for (int i = 0; i < LETTERS; i++) ids[i] = (text[i] = 'a') - 33;
   for (int i = 0; i < BYTES; i++) text[LETTERS + i] = period[i % PERIOD];
   for (int i = 0; i < 2 * DOCUMENTS; i++) ids[LETTERS + i] = i % 2 ? 256 : 'a' - 33;
@@ -1202,7 +1193,6 @@ static void test_prepare_filters(g2z_test *t) {
       {"echo 1 -2 |", "--decode", 1, "byte 2: 0x2d is not a digit"},
       {"yes 1 | head -c 2000000000 |", "--decode > /dev/null" TEST_TERM, 1,
        "stopped by signal 15"}};
-  PREPARE_OR_SKIP(t);
   test_help(t, "prepare_data", test_prepare_program());
   test_write_file(t, test_path(t, "merges.txt"), test_bpe_merges, strlen(test_bpe_merges));
   test_write_file(t, test_path(t, "a.txt"), test_bpe_text, strlen(test_bpe_text));

@@ -12,12 +12,11 @@ static void test_overfit(g2z_test *t) {
     config.optimizer.lr = 3e-3f;
     config.optimizer.warmup = 10;
     config.optimizer.steps = 120;
-    test_trainer tt;
     test_batch b = test_some_batch();
     float losses[120];
     g2z_report last;
-    REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-    test_steps(t, tt.trainer, b.x, b.y, 120, losses, &last);
+    g2z_trainer *trainer = test_trainer_of(t, &config);
+    test_steps(t, trainer, b.x, b.y, 120, losses, &last);
     CHECK_NEAR(t, losses[0], log(61.0), 0.1);
     CHECK(t, losses[119] < 0.15f);
     CHECK(t, last.applied + last.skipped_total == 120 && last.skipped_total <= 2);
@@ -62,7 +61,6 @@ static void test_determinism(g2z_test *t) {
   for (int i = 0; i < 11; i++) {
     g2z_train_config config = test_config_of(2, 2, 32, 16, 61);
     test_batch b = test_some_batch();
-    test_trainer tt;
     config.dtype = G2Z_FP16;
     config.dropout = 0.1f;
     config.optimizer.kind = i < 8 ? G2Z_OPTIMIZER_ADAMW : G2Z_OPTIMIZER_MUON;
@@ -73,9 +71,9 @@ static void test_determinism(g2z_test *t) {
     int threads = omp_get_max_threads();
     if (cases[i].threads) omp_set_num_threads(threads == 1 ? 3 : 1);
 #endif
-    REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-    test_steps(t, tt.trainer, b.x, b.y, TRACE_STEPS, trace.losses, NULL);
-    test_trace_end(t, tt.trainer, &trace);
+    g2z_trainer *trainer = test_trainer_of(t, &config);
+    test_steps(t, trainer, b.x, b.y, TRACE_STEPS, trace.losses, NULL);
+    test_trace_end(t, trainer, &trace);
 #ifdef _OPENMP
     omp_set_num_threads(threads);
 #endif
@@ -104,8 +102,8 @@ static void test_recompute_run(g2z_test *t, g2z_device_kind device, const g2z_tr
   test_trainer_close(t, &tt);
 }
 
-/* Every loss, gradient and weight is bit-equal, in each type and stage. bench_ops counts the ops that
- * run again. */
+/* Every loss, gradient and weight is bit-equal, in each type and stage. bench_ops counts the ops
+ * that run again. */
 static void test_recompute_on(g2z_test *t, g2z_device_kind device, int graph, int fp8) {
   static test_trace kept, again;
   for (int i = 0; i < 6; i++) {
@@ -142,7 +140,6 @@ static void test_recompute(g2z_test *t) {
   test_recompute_on(t, G2Z_DEVICE_CPU, 0, 1);
 }
 static void test_cuda_recompute(g2z_test *t) {
-  CUDA_OR_SKIP(t);
   for (int fp8 = 0; fp8 <= test_fp8_here(t); fp8++)
     for (int graph = 0; graph < 2; graph++) test_recompute_on(t, G2Z_DEVICE_CUDA, graph, fp8);
 }
@@ -203,7 +200,6 @@ static void test_fp8(g2z_test *t) {
   test_fp8_on(t, G2Z_DEVICE_CPU, 0, 40);
 }
 static void test_cuda_fp8(g2z_test *t) {
-  CUDA_OR_SKIP(t);
   if (!test_fp8_here(t)) {
     test_trainer tt;
     g2z_train_config config = test_config_of(2, 2, 32, 16, 61);
@@ -251,7 +247,6 @@ static void test_early_run(g2z_test *t, const g2z_train_config *config, int earl
 
 /* A kernel that starts early and reads too early would change bits sooner or later. */
 static void test_cuda_early(g2z_test *t) {
-  CUDA_OR_SKIP(t);
   static const g2z_dtype dtypes[] = {G2Z_FP16, G2Z_BF16, G2Z_FP32};
   float *weights[2], losses[2][EARLY_STEPS] = {{0}, {0}};
   int last = test_early_steps() - 1;
@@ -287,9 +282,8 @@ static void test_accumulation(g2z_test *t) {
     config.accum = i ? 1 : 3;
     config.optimizer.lr = 3e-3f;
     config.optimizer.warmup = 0;
-    test_trainer tt;
-    REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-    test_steps(t, tt.trainer, b.x, b.y, 10, losses[i], NULL);
+    g2z_trainer *trainer = test_trainer_of(t, &config);
+    test_steps(t, trainer, b.x, b.y, 10, losses[i], NULL);
   }
   for (int s = 0; s < 10; s++) CHECK_NEAR(t, losses[1][s], losses[0][s], 2e-5);
   CHECK(t, losses[0][9] < losses[0][0] - 0.5f);
@@ -303,31 +297,30 @@ static void test_loss_scale(g2z_test *t) {
   config.optimizer.loss_scale_window = 50;
   config.optimizer.loss_scale_hysteresis = 1;
   config.optimizer.lr = 1e-3f;
-  test_trainer tt;
   test_batch b = test_some_batch();
   g2z_report last;
-  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-  test_steps(t, tt.trainer, b.x, b.y, 50, NULL, &last);
+  g2z_trainer *trainer = test_trainer_of(t, &config);
+  test_steps(t, trainer, b.x, b.y, 50, NULL, &last);
   CHECK(t, last.loss_scale == 1024 && last.applied == 50 && last.skipped_total == 0);
-  test_steps(t, tt.trainer, b.x, b.y, 1, NULL, &last);
+  test_steps(t, trainer, b.x, b.y, 1, NULL, &last);
   CHECK(t, last.loss_scale == 2048); /* 50 good steps doubled it */
 
   float good[16], huge[16], state[2][3][16];
-  CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_MASTER, 0, 16, good));
+  CHECK_OK(t, g2z_trainer_read(trainer, G2Z_BUFFER_MASTER, 0, 16, good));
   /* These weights of the last LayerNorm make logits and their gradients overflow fp16. */
   for (int i = 0; i < 16; i++) huge[i] = 60000.0f;
-  CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_MASTER, 0, 16, huge));
+  CHECK_OK(t, g2z_trainer_write(trainer, G2Z_BUFFER_MASTER, 0, 16, huge));
   for (int after = 0; after < 2; after++) {
-    if (after) test_steps(t, tt.trainer, b.x, b.y, 3, NULL, &last);
+    if (after) test_steps(t, trainer, b.x, b.y, 3, NULL, &last);
     for (int buffer = 0; buffer < 3; buffer++) /* weights, m, v */
-      CHECK_OK(t, g2z_trainer_read(tt.trainer, (g2z_buffer)buffer, 64, 16, state[after][buffer]));
+      CHECK_OK(t, g2z_trainer_read(trainer, (g2z_buffer)buffer, 64, 16, state[after][buffer]));
   }
   CHECK(t, last.skipped == 1 && last.skipped_total == 3 && last.applied == 51);
   CHECK(t, last.loss_scale == 512 && !isfinite(last.grad_norm)); /* 2048, 1024, 512 */
   CHECK(t, memcmp(state[0], state[1], sizeof state[0]) == 0);
 
-  CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_MASTER, 0, 16, good));
-  test_steps(t, tt.trainer, b.x, b.y, 1, NULL, &last);
+  CHECK_OK(t, g2z_trainer_write(trainer, G2Z_BUFFER_MASTER, 0, 16, good));
+  test_steps(t, trainer, b.x, b.y, 1, NULL, &last);
   CHECK(t, last.skipped == 0 && last.applied == 52 && last.loss_scale == 256);
 }
 
@@ -338,18 +331,17 @@ static void test_canonical_access(g2z_test *t) {
       g2z_train_config config = test_config_of(1, 2, 16, 8, 61);
       config.bucket_mb = buckets[b];
       config.zero_stage = stage;
-      test_trainer tt;
       float values[300], back[300];
-      REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
-      size_t parameters = tt.trainer->plan->parameters;
+      g2z_trainer *trainer = test_trainer_of(t, &config);
+      size_t parameters = trainer->plan->parameters;
       for (int i = 0; i < 300; i++) values[i] = (float)i + 0.5f;
       for (size_t at = 0; at + 300 <= parameters; at += 257) {
-        CHECK_OK(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_V, at, 300, values));
-        CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_V, at, 300, back));
+        CHECK_OK(t, g2z_trainer_write(trainer, G2Z_BUFFER_V, at, 300, values));
+        CHECK_OK(t, g2z_trainer_read(trainer, G2Z_BUFFER_V, at, 300, back));
         CHECK(t, memcmp(values, back, sizeof back) == 0);
       }
-      CHECK_BAD(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_V, parameters, 1, back), "outside");
-      CHECK_BAD(t, g2z_trainer_write(tt.trainer, G2Z_BUFFER_GRADS, 0, 1, values), "not written");
+      CHECK_BAD(t, g2z_trainer_read(trainer, G2Z_BUFFER_V, parameters, 1, back), "outside");
+      CHECK_BAD(t, g2z_trainer_write(trainer, G2Z_BUFFER_GRADS, 0, 1, values), "not written");
     }
 }
 
@@ -373,10 +365,9 @@ static void test_initialised(g2z_test *t, void *user, const char *name, g2z_para
 static void test_initialisation(g2z_test *t) {
   g2z_train_config config = test_config_of(2, 4, 64, 32, 500);
   const g2z_plan *plan = test_plan(t, &config, G2Z_DEVICE_CPU, 0, 1);
-  test_trainer tt;
-  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  g2z_trainer *trainer = test_trainer_of(t, &config);
   float *w = (float *)test_memory(t, plan->parameters * sizeof *w);
-  CHECK_OK(t, g2z_trainer_read(tt.trainer, G2Z_BUFFER_MASTER, 0, plan->parameters, w));
+  CHECK_OK(t, g2z_trainer_read(trainer, G2Z_BUFFER_MASTER, 0, plan->parameters, w));
   test_tensors(t, plan, test_initialised, w);
 }
 
@@ -385,34 +376,30 @@ static void test_validation(g2z_test *t) {
   g2z_loader_config lc = {test_at(t, "v.bin"), 2, 8, 1, 0, 1, 61, G2Z_ORDER_FILE, 0};
   int32_t ids[8 * 8 + 1];
   double loss, sum = 0;
-  test_trainer tt;
   config.optimizer.lr = config.optimizer.min_lr = 0;
   test_tokens(ids, 65, 61, 9);
   test_shard(t, "v.bin", G2Z_SHARD_RAW, ids, 65);
-  REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+  g2z_trainer *trainer = test_trainer_of(t, &config);
   g2z_loader *loader = test_loader(t, &lc);
   CHECK(t, loader->steps_per_epoch == 4);
-  CHECK_OK(t, g2z_trainer_validate(tt.trainer, loader, 4, NULL, NULL, &loss));
+  CHECK_OK(t, g2z_trainer_validate(trainer, loader, 4, NULL, NULL, &loss));
   for (int s = 0; s < 4; s++) {
     g2z_report report;
-    test_steps(t, tt.trainer, ids + 16 * s, ids + 16 * s + 1, 1, NULL, &report);
+    test_steps(t, trainer, ids + 16 * s, ids + 16 * s + 1, 1, NULL, &report);
     sum += (double)report.loss;
   }
   CHECK_NEAR(t, loss, sum / 4, 1e-6);
   /* Each token counts, whatever the batch: 60 targets are seven and a half sequences of 8. */
   test_shard(t, "v.bin", G2Z_SHARD_RAW, ids, 61);
   for (int batch = 1; batch <= 9; batch += 1 + batch / 2) {
-    test_trainer other;
     config.batch = lc.batch = batch;
-    REQUIRE_OK(t, test_trainer_open(t, &config, &other));
+    g2z_trainer *other = test_trainer_of(t, &config);
     loader = test_loader(t, &lc);
     double mean, whole = 0;
-    CHECK_OK(t, g2z_trainer_validate(other.trainer, loader, loader->steps_per_epoch, NULL, NULL,
-                                     &loss));
+    CHECK_OK(t, g2z_trainer_validate(other, loader, loader->steps_per_epoch, NULL, NULL, &loss));
     for (int at = 0; at < 60; at += 8) {
       int n = at < 56 ? 8 : 4;
-      CHECK_OK(t, g2z_model_score(&other.trainer->model, ids + at, ids + at + 1, 1, n, NULL,
-                                  &mean));
+      CHECK_OK(t, g2z_model_score(&other->model, ids + at, ids + at + 1, 1, n, NULL, &mean));
       whole += mean * n;
     }
     CHECK_NEAR(t, loss, whole / 60, 1e-6);
@@ -423,7 +410,7 @@ static void test_validation(g2z_test *t) {
   lc.glob = test_at(t, "wide.bin");
   ids[40] = 60000;
   test_shard(t, "wide.bin", G2Z_SHARD_RAW, ids, 65);
-  CHECK_BAD(t, g2z_trainer_validate(tt.trainer, test_loader(t, &lc), 4, NULL, NULL, &loss),
+  CHECK_BAD(t, g2z_trainer_validate(trainer, test_loader(t, &lc), 4, NULL, NULL, &loss),
             "token=60000 at position 8 must lie between 0 and 60");
   CHECK(t, isnan(loss));
 }
@@ -500,7 +487,6 @@ static void test_rehearsal_on(g2z_test *t, g2z_device_kind device, g2z_fp8 fp8) 
 }
 static void test_rehearsal(g2z_test *t) { test_rehearsal_on(t, G2Z_DEVICE_CPU, G2Z_FP8_ALL); }
 static void test_cuda_rehearsal(g2z_test *t) {
-  CUDA_OR_SKIP(t);
   test_rehearsal_on(t, G2Z_DEVICE_CUDA, G2Z_FP8_NONE);
   if (test_fp8_here(t)) test_rehearsal_on(t, G2Z_DEVICE_CUDA, G2Z_FP8_ALL);
 }

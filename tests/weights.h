@@ -16,6 +16,16 @@ static const char *test_weights_file(g2z_test *t, const char *header, const void
   return path;
 }
 
+static void test_end_safetensors(void *file) { g2z__safetensors_free((g2z__safetensors *)file); }
+
+/* The test owns the file. */
+static g2z__safetensors *test_safetensors(g2z_test *t, const char *path) {
+  g2z__safetensors *file;
+  REQUIRE_OK(t, g2z__safetensors_open(&t->services, path, &file));
+  test_own(t, test_end_safetensors, file);
+  return file;
+}
+
 /* Reads elements of the tensor with this name. */
 static g2z_status test_weights_read(g2z__safetensors *file, const char *name, size_t first,
                                     size_t count, float *out) {
@@ -39,11 +49,10 @@ static void test_safetensors_types(g2z_test *t) {
     char bits[4];
   } data = {{{0}, {0}}, {0.1, -1e-320, 16777217.0}, 1.5f, {1, 0, 1, 0}};
   static float got[65536];
-  g2z__safetensors *st;
   int wrong = 0;
   for (int i = 0; i < 65536; i++) data.halves[0][i] = data.halves[1][i] = (uint16_t)i;
   const char *path = test_weights_file(t, header, &data, 262175);
-  REQUIRE_OK(t, g2z__safetensors_open(&t->services, path, &st));
+  g2z__safetensors *st = test_safetensors(t, path);
   CHECK(t, st->count == 6 && g2z__safetensors_find(st, "f") == -1);
   g2z__safetensor tensor = st->tensors[g2z__safetensors_find(st, "fh")];
   CHECK(t, tensor.type == G2Z__F16 && tensor.rank == 2 && tensor.shape[1] == 32768 &&
@@ -73,9 +82,7 @@ static void test_safetensors_types(g2z_test *t) {
   CHECK_STATUS(t, test_weights_read(st, "bits", 0, 3, got), G2Z_UNSUPPORTED, &t->services,
                "is of type BOOL");
   CHECK(t, truncate(path, 262150) == 0); /* after it was opened */
-  CHECK_FORMAT(t, test_weights_read(st, "wide", 0, 3, got),
-               "ends before byte ");
-  g2z__safetensors_free(st);
+  CHECK_FORMAT(t, test_weights_read(st, "wide", 0, 3, got), "ends before byte ");
   g2z__safetensors_free(NULL);
 }
 
@@ -133,8 +140,7 @@ static void test_safetensors_refused(g2z_test *t) {
     CHECK(t, file == NULL);
   }
   const char *path = test_weights_file(t, "{\"__metadata__\":null}", NULL, 0);
-  CHECK_OK(t, g2z__safetensors_open(services, path, &file));
-  g2z__safetensors_free(file);
+  test_safetensors(t, path);
   /* Other formats under this name, 40 bytes each. */
   static const char *const others[][2] = {
       {"version https://git-lfs.github.com/spec/v1\n", "a pointer of git-lfs in place of the file"},
@@ -167,13 +173,10 @@ static void test_safetensors_refused(g2z_test *t) {
   float back = 0;
   path = test_weights_file(t, "{" TENSOR("b", "F32", "[2,3]", "[0,24]") ","
                            TENSOR("a\\\"\\\\\\n\xc3\xa9", "F32", "[]", "[24,28]") "}", values, 28);
-  REQUIRE_OK(t, g2z__safetensors_open(services, path, &file));
-  CHECK_OK(t, test_weights_read(file, "a\"\\\n\xc3\xa9", 0, 1, &back));
+  CHECK_OK(t, test_weights_read(test_safetensors(t, path), "a\"\\\n\xc3\xa9", 0, 1, &back));
   CHECK(t, back == 7);
-  g2z__safetensors_free(file);
-  char *text;
   size_t bytes;
-  CHECK_OK(t, g2z_read_file(services, path, 10000, &text, &bytes));
+  const char *text = test_file(t, path, &bytes);
   for (size_t n = 0; n < bytes - 28; n++) {
     for (int bit = 0; bit < 8; bit++) {
       test_files_poke(t, path, n, text[n] ^ (1 << bit));
@@ -187,7 +190,6 @@ static void test_safetensors_refused(g2z_test *t) {
     CHECK(t, truncate(path, (off_t)n) == 0);
     CHECK(t, g2z__safetensors_open(services, path, &file) == G2Z_FORMAT && file == NULL);
   }
-  g2z_release(services, text);
 }
 #undef TENSOR
 
@@ -246,9 +248,7 @@ static void test_weights_round_trip(g2z_test *t) {
   g2z_train_config config = test_weights_model();
   g2z_services *services = &t->services;
   g2z_model_config read;
-  g2z__safetensors *file;
   const char *directory = test_at(t, "new/dir"), *path = test_at(t, "new/dir/model.safetensors");
-  char *first;
   float value = 0;
   size_t bytes = 0;
   config.model.vocab_hash = 5;
@@ -259,7 +259,7 @@ static void test_weights_round_trip(g2z_test *t) {
   test_weights_equal(t, &config, directory);
 
   /* Names, shapes and order as in Hugging Face's files: [in, out], block 0 after block 1. */
-  REQUIRE_OK(t, g2z__safetensors_open(services, path, &file));
+  g2z__safetensors *file = test_safetensors(t, path);
   CHECK(t, file->count == 4 + 2 * 12);
   int index = g2z__safetensors_find(file, "transformer.h.1.mlp.c_fc.weight");
   CHECK(t, index >= 0);
@@ -271,17 +271,15 @@ static void test_weights_round_trip(g2z_test *t) {
   CHECK_OK(t, test_weights_read(file, "transformer.wte.weight", 9001 * 8 - 1, 1, &value));
   CHECK(t, value == TEST_WEIGHTS - 1 + 0.25f);
   CHECK(t, g2z__safetensors_find(file, "lm_head.weight") == -1);
-  g2z__safetensors_free(file);
 
   /* Two writes of the same weights give the same bytes; a full disk leaves the old file. */
-  CHECK_OK(t, g2z_read_file(services, path, 1 << 24, &first, &bytes));
+  const char *first = test_file(t, path, &bytes);
   CHECK_OK(t, test_weights_save(t, &config, directory, -1, 0));
   CHECK(t, test_files_equal(t, path, first, bytes));
   struct rlimit before = test_files_limit(100000); /* the weights take 300 KB */
   CHECK_IO(t, test_weights_save(t, &config, directory, -1, 0), "File too large");
   test_files_unlimit(&before);
   CHECK(t, test_files_count(t, "new/dir/") == 2 && test_files_equal(t, path, first, bytes));
-  g2z_release(services, first);
 
   /* A weight that is not finite is refused, also if it only overflows fp32. */
   for (size_t i = 0; i < sizeof broken / sizeof *broken; i++) {
@@ -296,13 +294,11 @@ static void test_weights_round_trip(g2z_test *t) {
 static void test_weights_variant(g2z_test *t, int prefix, const char *change, uint64_t rows,
                                  const g2z__safetensor *extra, size_t extras) {
   enum { PREFIX = sizeof "transformer." - 1 };
-  g2z__safetensors *whole;
+  g2z__safetensors *whole = test_safetensors(t, test_path(t, "whole/model.safetensors"));
   g2z__safetensor tensors[16 + 4];
   g2z_writer *writer;
   size_t count = 0;
   float values[256];
-  REQUIRE_OK(t, g2z__safetensors_open(&t->services, test_path(t, "whole/model.safetensors"),
-                                      &whole));
   CHECK(t, whole->count == 16);
   for (size_t i = 0; i < 16; i++) {
     g2z__safetensor *one = &tensors[count];
@@ -327,7 +323,6 @@ static void test_weights_variant(g2z_test *t, int prefix, const char *change, ui
   }
   CHECK_OK(t, g2z_writer_commit(writer));
   g2z_writer_free(writer);
-  g2z__safetensors_free(whole);
 }
 
 static void test_weights_variants(g2z_test *t) {
