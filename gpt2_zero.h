@@ -613,10 +613,11 @@ static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *
  *
  * bucket      A range of memory that is reduced in one collective: at most bucket_elements, a
  *             multiple of 8*world, so that each of `world` equal slices starts on 16 bytes.
- *             g2z_owner tells whose it is; master and m hold a rank's slices one after the other.
+ *             A g2z_owner says which rank owns a slice; master and m hold a rank's slices one after
+ *             the other.
  * home        The rank that orthogonalizes a weight for Muon (page). `route` lists the pieces of
- *             the weight that travel between it and their owners. If an owner has whole weights
- *             (stage 0, dp, one rank), it is their home, and nothing travels.
+ *             weights that travel between owners and homes. If an owner has whole weights (stage 0,
+ *             dp, one rank), it is their home, and nothing travels.
  * Model code reaches a parameter at unit[u].param_at + offset[p], its gradient at
  * unit[u].grad_at + offset[p]. */
 
@@ -1934,23 +1935,24 @@ extern "C" {
  *   2     | as in stage 1         | until the unit that  | reduce-scatter, in    | all-gather
  *         |                       | shares this unit's   | each micro-step,      |
  *         |                       | buffer is reduced    | added to a shard      |
- *   3     | gather the block, and | as in stage 2        | as in stage 2         | all-gather, with
- *         | start the next one's  |                      |                       | only two blocks
+ *   3     | gather the block, and | as in stage 2        | as in stage 2         | all-gather; of
+ *         | start the next one's  |                      |                       | blocks only two
  *   dp    | as in stage 1         | nothing              | reduce to rank 0, in  | broadcast from
  *         |                       |                      | the last micro-step   | rank 0
  *   Stages 0, 1 and dp add up the earlier micro-steps locally, in the gradient buffer.
  *
  * Where a gradient lies: a step moves it down this table. The plan has all indices; buckets and
- * update ranges use the same names for them.
+ * update ranges use the same names for them. Functions are named without g2z__ here.
  *   buffer         index of an element        written by
  *   model.dwte     wte alone, [Vp, C]         head(); unit_backward() of wpe, if !pass.keep_rows
  *   model.grads    unit.grad_at + offset[p];  unit_backward() and unit_backward_norm() (room 13).
  *                  bucket.grad_at             wte: reduce_bucket() casts dwte, unless dwte is here
- *   sums           sum_at of this rank's      reduce_bucket(): the sum over the ranks (room 11).
- *                  slice                      collect() adds the rows that gather_rows() sends, if
- *                                             plan.wte_rows. Up to stage 1 `sums` is model.grads;
- *                                             from stage 2 on it is a separate shard
- *   master, m      shard_at                   optimize(): adamw or muon; Muon's m: momentum()
+ *   sums           sum_at of this rank's      reduce_bucket(). On CPUs star_reduce() adds (room
+ *                  slice                      11), on GPUs room k80. collect() adds the rows that
+ *                                             gather_rows() sends, if plan.wte_rows. Up to stage 1
+ *                                             `sums` is model.grads, then a separate shard
+ *   master, m      shard_at                   optimize(): adamw_element() or muon_element() (room
+ *                                             08); Muon's m: momentum()
  *   v              v_at                       optimize(): adamw
  *   model.params   own_param_at               optimize(): the rounded master. Then share() fills
  *                                             the bucket, at param_at, on every rank
@@ -1961,14 +1963,14 @@ extern "C" {
  * The new parameters travel during the next forward pass: wait_parameters() makes the device wait
  * until a unit's have arrived. forward() and unit_backward() read them.
  * Muon updates the blocks' weights, and needs whole matrices, but a slice may begin and end inside
- * a matrix. So each weight has a home rank. momentum() computes u of this rank's slices and sends
- * it to the homes. orthogonalize() turns u into O there and sends O back to the owners of the
- * slices. optimize() applies O together with AdamW's other updates. wte is updated and shared while
- * u travels.
+ * a matrix. So each weight has a home rank. momentum() computes u, the gradient plus momentum, of
+ * this rank's slices and sends it to the homes. There orthogonalize() turns u into O and sends O
+ * back to the owners of the slices. optimize() applies O together with AdamW's other updates. wte
+ * is updated and shared while u travels.
  *
  * To add an optimizer:
  *   declare   G2Z_OPTIMIZER_LIST (d05), its settings (i05), and a column of G2Z_PARAM_LIST (d06)
- *   plan      plan_fill() cuts its update ranges; plan_homes() gives whole weights homes and routes
+ *   plan      plan_updates() cuts its ranges; plan_homes() gives whole weights homes and routes
  *   memory    plan_bytes() counts its state, trainer_allocate() (i14) allocates it. State has one
  *             element per parameter and lies in slices, in files too. State that belongs to a whole
  *             matrix, as Shampoo's L and R do, needs new code. Scratch in the logits' memory lasts
@@ -6264,7 +6266,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_head_logits(g2z_device *device, float *logits, 
   return G2Z_OK;
 }
 
-/* ----- optimizer -------------------------------------------------------- */
+/* ----- optimizer: the arithmetic of an element is in room 08 ------------- */
 
 G2Z__PRIVATE g2z_status g2z__cpu_grad_add(g2z_device *device, void *to, const void *from,
                                           g2z_write mode, size_t n) {
