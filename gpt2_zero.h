@@ -609,11 +609,11 @@ static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *
  *             Files use only canonical ranges.
  * memory      Its index in this run's padded list. wte's rows V..Vp-1 are padding that stays zero.
  *             Up to stage 1 the only other padding is before and after wte; from stage 2 on each
- *             unit is padded to a multiple of 8*world.
+ *             unit is padded to a multiple of 8*slices.
  *
  * bucket      A range of memory that is reduced in one collective: at most bucket_elements, a
- *             multiple of 8*world, so that each of `world` equal slices starts on 16 bytes.
- *             A g2z_owner says which rank owns a slice; master and m hold a rank's slices one after
+ *             multiple of 8*slices, so that each of `slices` equal slices starts on 16 bytes. A
+ *             g2z_owner says which rank owns a slice; master and m hold a rank's slices one after
  *             the other.
  * home        The rank that orthogonalizes a weight for Muon (page). `route` lists the pieces of
  *             weights that travel between owners and homes. If an owner has whole weights (stage 0,
@@ -677,11 +677,11 @@ typedef struct g2z_param_info { /* a row of the table, for one model */
   X(MEMORY_SCRATCH,     "scratch of the ops")
 typedef enum g2z_memory { G2Z_MEMORY_LIST(G2Z_LIST_NAME) G2Z_MEMORY_COUNT } g2z_memory;
 
-/* Which rank owns which of a buffer's n elements; n is a multiple of 8 * world. To own in another
- * way, for example by the ranks of a node, is a new row here: g2z__plan_owned, _fill and _homes
- * (i06) apply the rule, as do REDUCE and GATHER (d11). */
+/* Which rank owns which of a buffer's n elements. REDUCE and GATHER (d11) apply this rule, and
+ * g2z__plan_owned, _fill and _homes (i06). To shard in another way, for example inside each node,
+ * add a row here, and set plan->slices and plan->slice in g2z_plan_create. */
 typedef enum g2z_owner {
-  G2Z_OWNER_SLICES,            /* rank r owns slice r, n / world elements */
+  G2Z_OWNER_SLICES,            /* rank r owns slice r, n / slices elements */
   G2Z_OWNER_ALL,               /* each rank owns all */
   G2Z_OWNER_ROOT               /* rank 0 owns all */
 } g2z_owner;
@@ -692,7 +692,7 @@ typedef struct g2z_unit {         /* a part of the model whose gradients complet
                                    * buffers (stage 3 of several ranks) */
   int bucket;                     /* the bucket where it begins */
   size_t begin, canonical;        /* index of its first element: in memory, and canonical */
-  size_t elements, padded;        /* without and with padding to a multiple of 8*world */
+  size_t elements, padded;        /* without and with padding to a multiple of 8*slices */
   size_t param_at, grad_at;       /* its index in this rank's parameters and gradients */
 } g2z_unit;
 
@@ -749,6 +749,8 @@ typedef struct g2z_plan {
   /* ----- the job and its stage ----- */
   g2z_device_kind device;
   int rank, world, zero_stage;
+  int slice, slices;              /* of each bucket: the number of this rank's, and how many. They
+                                   * equal rank and world, but sizes depend on them alone */
   g2z_strategy strategy;
   g2z_owner owner;                /* the ranks that get a bucket's sum and send its parameters */
   int by_unit;                    /* 1, from stage 2 on: a unit's gradient is in one of two buffers
@@ -3776,11 +3778,11 @@ G2Z__PRIVATE size_t g2z__round_up(size_t count, size_t grain) {
 /* The number of `elements` that this rank owns. Linear, so it also holds for ranges of buckets. */
 G2Z__PRIVATE size_t g2z__plan_owned(const g2z_plan *plan, size_t elements) {
   if (plan->owner == G2Z_OWNER_ROOT) return plan->rank == 0 ? elements : 0;
-  return plan->owner == G2Z_OWNER_ALL ? elements : elements / (size_t)plan->world;
+  return plan->owner == G2Z_OWNER_ALL ? elements : elements / (size_t)plan->slices;
 }
 
 /* Buckets are multiples of this many elements. */
-G2Z__PRIVATE size_t g2z__plan_grain(const g2z_plan *plan) { return 8 * (size_t)plan->world; }
+G2Z__PRIVATE size_t g2z__plan_grain(const g2z_plan *plan) { return 8 * (size_t)plan->slices; }
 
 /* Size limits of the buckets that are reduced last, when no computation is left to hide their
  * traffic. LAST: of the last bucket before wte. PIECE: of wte's buckets; each is cast while the one
@@ -3832,14 +3834,14 @@ G2Z__PRIVATE size_t g2z__plan_updates_limit(const g2z_plan *plan) {
 G2Z__PRIVATE g2z_status g2z__plan_homes(g2z_plan *plan) {
   const size_t world = (size_t)plan->world, C = (size_t)plan->model.channels;
   const int weights = plan->muon_weights;
-  const int travels = world > 1 && plan->owner == G2Z_OWNER_SLICES; /* else owners have all */
+  const int travels = plan->owner == G2Z_OWNER_SLICES && world > 1; /* else owners have all */
   double cost[G2Z_PARAM_COUNT], *load;
   size_t *sent, *fill, home = 0, u = 0; /* elements of u that rank r sends, and gets as a home */
   plan->v_elements = plan->shard_elements;
   if (!weights) return G2Z_OK;
   G2Z_TRY(G2Z_NEW(plan->services, (size_t)weights, &plan->weight));
   if (travels) /* a route ends where a weight or a slice does */
-    G2Z_TRY(G2Z_NEW(plan->services, (size_t)weights + (size_t)plan->buckets * world,
+    G2Z_TRY(G2Z_NEW(plan->services, (size_t)weights + (size_t)plan->buckets * (size_t)plan->slices,
                     &plan->route));
   G2Z_TRY(G2Z_NEW(plan->services, 3 * world, &sent));
   fill = sent + world;
@@ -3889,7 +3891,7 @@ G2Z__PRIVATE g2z_status g2z__plan_homes(g2z_plan *plan) {
     const size_t end = begin + g2z__param_describe(&plan->model, w->param).elements;
     for (size_t at = begin, next; at < end; at = next) {
       while (b->begin + b->elements <= at) b++;
-      const size_t slice = b->elements / world, owner = (at - b->begin) / slice;
+      const size_t slice = g2z__plan_owned(plan, b->elements), owner = (at - b->begin) / slice;
       next = b->begin + (owner + 1) * slice;
       if (next > end) next = end;
       const g2z_route route = {(int)owner, w->home, sent[owner], w->home_at + (at - begin),
@@ -3997,7 +3999,7 @@ G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
     /* Buckets tile the memory, and a rank owns the same part of each. */
     b->own_elements = g2z__plan_owned(plan, b->elements);
     b->own_begin = b->begin;
-    if (plan->owner == G2Z_OWNER_SLICES) b->own_begin += (size_t)plan->rank * b->own_elements;
+    if (plan->owner == G2Z_OWNER_SLICES) b->own_begin += (size_t)plan->slice * b->own_elements;
     b->shard_at = g2z__plan_owned(plan, b->begin);
     b->sum_at = plan->by_unit ? b->shard_at : b->own_begin;
     b->own_param_at = b->param_at + (b->own_begin - b->begin);
@@ -4047,7 +4049,7 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
   if (plan->by_unit)
     bytes[G2Z_MEMORY_GRADS] += g2z__align(plan->shard_elements * plan->grad_bytes);
   if (plan->reduce == G2Z_TRANSPORT_COPY)
-    bytes[G2Z_MEMORY_GRADS] += g2z__align(2 * (plan->bucket_elements / (size_t)plan->world) *
+    bytes[G2Z_MEMORY_GRADS] += g2z__align(2 * (plan->bucket_elements / (size_t)plan->slices) *
                                           (size_t)(plan->world - 1) * plan->grad_bytes);
   else if (plan->world > 1 && plan->device == G2Z_DEVICE_CUDA &&
            plan->wire_dtype != plan->grad_dtype)
@@ -4167,7 +4169,7 @@ G2Z__PRIVATE g2z_status g2z__plan_lay_out(g2z_plan *plan, const g2z_train_config
   for (int u = 0; u < plan->units; u++) {
     g2z_unit *unit = &plan->unit[u];
     unit->kind = g2z__unit_kind(&plan->model, u);
-    unit->gathered = plan->zero_stage >= 3 && plan->world > 1 && unit->kind == G2Z_UNIT_BLOCK;
+    unit->gathered = plan->zero_stage >= 3 && plan->slices > 1 && unit->kind == G2Z_UNIT_BLOCK;
     unit->elements = elements[unit->kind];
     unit->padded = g2z__round_up(unit->elements, grain);
     unit->canonical = canonical;
@@ -4194,7 +4196,7 @@ G2Z__PRIVATE g2z_status g2z__plan_lay_out(g2z_plan *plan, const g2z_train_config
   }
   plan->grad_elements = by_unit ? wte->grad_at + wte->padded : plan->elements;
   plan->param_elements = plan->slices_at = wte->param_at + plan->elements - wte->begin;
-  if (block->gathered) plan->param_elements += layers * block->padded / (size_t)plan->world;
+  if (block->gathered) plan->param_elements += layers * block->padded / (size_t)plan->slices;
 
   /* Buckets smaller than 64 MiB need more collectives, and each costs time to start. Larger buckets
    * leave more traffic for the end of the step, when no computation hides it. */
@@ -4224,8 +4226,8 @@ G2Z_API g2z_status g2z_plan_create(g2z_services *services, const g2z_train_confi
   G2Z_TRY(g2z_check_range(services, "rank", rank, 0, world - 1));
   G2Z_TRY(G2Z_NEW(services, 1, &plan));
   plan->services = services;
-  plan->rank = rank;
-  plan->world = world;
+  plan->rank = plan->slice = rank;
+  plan->world = plan->slices = world;
   plan->model = config->model;
   plan->device = device;
   plan->vocab_padded = (config->model.vocab + 127) / 128 * 128;
