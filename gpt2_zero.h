@@ -608,12 +608,12 @@ static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *
  * canonical   Its index in the unpadded list, the same for every world, stage and bucket size.
  *             Files use only canonical ranges.
  * memory      Its index in this run's padded list. wte's rows V..Vp-1 are padding that stays zero.
- *             Up to stage 1 the only other padding is before and after wte; from stage 2 on each
- *             unit is padded to a multiple of 8*slices.
+ *             Stages 0 and 1 also pad before and after wte; stages 2 and 3 pad each unit to a
+ *             multiple of 8*slices.
  *
  * bucket      A range of memory that is reduced in one collective: at most bucket_elements, a
  *             multiple of 8*slices, so that each of `slices` equal slices starts on 16 bytes. A
- *             g2z_owner says which rank owns a slice; master and m hold a rank's slices one after
+ *             g2z_owner defines which rank owns it; master and m hold a rank's slices one after
  *             the other.
  * home        The rank that orthogonalizes a weight for Muon (page). `route` lists the pieces of
  *             weights that travel between owners and homes. If an owner has whole weights (stage 0,
@@ -1382,7 +1382,7 @@ G2Z_API g2z_status g2z_device_span_times(g2z_device *device, g2z_span_times out[
  *
  * A rank's place comes from its launcher's variables, which g2z__launchers (i10) lists. In order of
  * precedence: RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE (by hand, torchrun, train --gpus
- * N), then those of Open MPI, of MPICH and Intel MPI, and of srun.
+ * N), then the variables of Open MPI, MPICH and Intel MPI, srun.
  * Rank 0 listens on MASTER_PORT or on a port made from the job's id; if that is taken, on one of
  * the next three. If all ranks are on one host, it listens on that host alone; else at MASTER_ADDR,
  * or on all interfaces if MASTER_ADDR is a loopback address on rank 0's host. The job's id (the
@@ -1662,7 +1662,7 @@ typedef struct g2z__pass {
   const int32_t *y;         /* device, [B,T]; NULL: no loss wanted */
   int B, T;
   g2z_dropout dropout;      /* `site` is set for each use */
-  g2z_write write;          /* overwrite gradients, or add to those of earlier micro-steps */
+  g2z_write write;          /* overwrite gradients, or add to earlier micro-steps' */
   int keep_rows;            /* 1: the embedding's part of wte's gradient is not added, but kept as
                              * one row per token: see g2z__gather_rows */
   const int32_t *positions; /* device, [B], for T = 1, one next token per sequence: the number of
@@ -1752,10 +1752,10 @@ G2Z_API g2z_status g2z_trainer_step(g2z_trainer *trainer, g2z_report *report);
  * count: loss and gradient are means over the other targets, of all ranks and micro-steps. */
 G2Z_API g2z_status g2z_trainer_step_batch(g2z_trainer *trainer, const int32_t *x, const int32_t *y,
                                           g2z_report *report);
-/* Asks all ranks to stop; may be called from a signal handler. At most two steps later all ranks
- * know of it. Then step and step_batch return G2Z_STOPPED and enqueue nothing, until a checkpoint
- * is loaded. Validation, scores and generation return G2Z_STOPPED on all ranks before their next
- * batch or token. */
+/* Asks all ranks to stop; may be called from a signal handler. The request reaches all ranks within
+ * two steps. Then step and step_batch return G2Z_STOPPED and enqueue nothing, until a checkpoint is
+ * loaded. Validation, scores and generation return G2Z_STOPPED on all ranks before their next batch
+ * or token. */
 G2Z_API void g2z_trainer_request_stop(g2z_trainer *trainer);
 /* Waits for all enqueued steps; the report is the last one's. */
 G2Z_API g2z_status g2z_trainer_flush(g2z_trainer *trainer, g2z_report *report);
@@ -1841,7 +1841,7 @@ typedef g2z_status (*g2z_files)(void *user, const char *directory);
 G2Z_API g2z_status g2z_trainer_save_with(g2z_trainer *trainer, const char *directory,
                                          g2z_note note, g2z_files files, void *user);
 /* Checks every byte before anything of the trainer changes. With the same world, config and machine
- * the following steps are bit-identical to those of the run that saved. The model must be the same.
+ * the next steps are bit-identical to the steps of the run that saved. The model must be the same.
  * All other settings stay as the trainer has them, and the log names those that differ. With
  * another global batch the sequences read so far are converted to steps of the new size, rounded
  * down. With other data (docs/formats.md, `data`) or another T the epoch starts over. */
@@ -1873,7 +1873,7 @@ G2Z_API uint32_t g2z_crc32c(uint32_t sum, const void *bytes, size_t count);
 
 /* -ffast-math makes isfinite() true for a NaN: gradients that are not finite would be applied. */
 #if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || __FINITE_MATH_ONLY__ + 0
-#error "gpt2_zero.h: -ffast-math takes away NaN, by which a step is known that must be skipped: \
+#error "gpt2_zero.h: -ffast-math removes NaN, and a NaN marks a step that must be skipped: \
 compile without it (-O3 in place of -Ofast), or add -fno-fast-math at the end"
 #endif
 
@@ -1959,8 +1959,8 @@ extern "C" {
  *   model.params   own_param_at               optimize(): the rounded master. Then share() fills
  *                                             the bucket, at param_at, on every rank
  * Between sums and master, collect() waits for the sums and squares them, and judge() turns the
- * squares of all ranks into the factor with which optimize() multiplies the sums. t->update, which
- * trainer_first() (room 14) fills, gives the optimizer's ops the addresses of these buffers.
+ * squares of all ranks into one factor. optimize() multiplies the sums by it. The optimizer's ops
+ * get the addresses of these buffers in t->update, which trainer_first() (room 14) fills.
  *
  * The new parameters travel during the next forward pass: wait_parameters() makes the device wait
  * until a unit's have arrived. forward() and unit_backward() read them.
@@ -2180,9 +2180,9 @@ G2Z__PRIVATE g2z_status g2z__end_micro_step(g2z_trainer *t, int reduced) {
 /* ----- gradients to their owners ------------------------------------------ */
 
 /* [B] From stage 2 on, the units alternate between two gradient buffers; wte has its own buffer.
- * Waits until the buffer's previous gradient is reduced: that of unit - 2 in this micro-step or,
- * for wte, of wte in the previous micro-step. Then zeroes the elements that backward does not
- * write: the padding, and positions of wpe beyond the sequence length. */
+ * Waits until the buffer's previous gradient is reduced: unit - 2's in this micro-step; for wte,
+ * wte's in the previous micro-step. Then zeroes the elements that backward does not write: the
+ * padding, and positions of wpe beyond the sequence length. */
 G2Z__PRIVATE g2z_status g2z__wait_gradients(g2z_trainer *t, int unit) {
   const g2z_plan *plan = t->plan;
   const g2z_unit *u = &plan->unit[unit];
@@ -4159,7 +4159,7 @@ G2Z__PRIVATE g2z_status g2z__plan_lay_out(g2z_plan *plan, const g2z_train_config
   size_t elements[] = {0, 0, 0, 0}, at = 0, canonical = 0;
   G2Z_TRY(G2Z_NEW(plan->services, (size_t)plan->units + 1, &plan->unit));
 
-  /* Up to stage 1 units before wte follow each other without padding; wte has its own buckets. */
+  /* Units before wte follow each other without padding up to stage 1; wte has its own buckets. */
   for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
     g2z_param_info info = g2z__param_describe(&plan->model, (g2z_param)p);
     plan->offset[p] = elements[info.unit];
@@ -7613,9 +7613,9 @@ G2Z__PRIVATE void g2z__ranks_progress(g2z_ranks *ranks, const volatile uint32_t 
 
 #define G2Z__ALONE_S 10 /* limit from this failure to GOODBYE: a broken device may hang */
 
-/* Reports that this rank has failed and that no verdict tells the others. Their devices may wait
+/* Reports that this rank has failed and that no verdict carries this. Other devices may wait
  * for its device although it has begun as many collectives as they have. Sequence -1 makes it the
- * last of the ranks, which rank 0 blames. */
+ * last rank, and rank 0 blames the last rank. */
 G2Z__PRIVATE void g2z__ranks_alone(g2z_ranks *ranks) {
   pthread_mutex_lock(&ranks->lock);
   ranks->self.sequence = -1;
