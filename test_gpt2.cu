@@ -296,6 +296,7 @@ static const g2z_test_entry test_table[] = {
     {"checkpoint_locale", "the same in a locale with a decimal comma", test_checkpoint_locale},
     {"checkpoint_trouble", "full disks, failing allocations: no file", test_checkpoint_trouble},
     {"run_resume", "a resumed run leaves the files of an unbroken one", test_run_resume},
+    {"run_weights", "a run's weights have its validation loss and write its sample", test_run_weights},
     {"run_branches", "a checkpoint of another directory begins a new run", test_run_branches},
     {"run_short_epoch", "an epoch whose rest is less than a step ends", test_run_short_epoch},
     {"run_resume_torn", "damaged lines of metrics.jsonl are reported", test_run_resume_torn},

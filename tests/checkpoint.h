@@ -357,19 +357,25 @@ static void test_checkpoint_trouble(g2z_test *t) {
 }
 
 static void test_checkpoint_locale(g2z_test *t) {
-  char output[512], shard[512];
+  char file[56], shard[512];
   g2z_train_config config = test_saved_config(t, shard), want = g2z_train_config_default(), is;
   const char *at = test_at(t, "at");
-  test_shell(test_text("localedef -i de_DE -f UTF-8 %s", test_at(t, "de_DE.UTF-8")), output,
-             sizeof output);
+  /* glibc's format: a magic number, six offsets, and what localedef writes there for de_DE. */
+  static const uint32_t words[14] = {0x20031114, 6, 32, 34, 36, 40, 44, 48, 0, 0, ',', '.', 0, 0};
+  memcpy(file, words, sizeof file);
+  memcpy(file + 32, ",\0.\0\3\3", 6);
+  memcpy(file + 48, "UTF-8", 6);
+  test_sh(t, "mkdir comma");
+  test_write_file(t, test_path(t, "comma/LC_NUMERIC"), file, 54);
   setenv("LOCPATH", t->directory, 1);
-  if (!setlocale(LC_ALL, "de_DE.UTF-8")) SKIP(t, "localedef makes no locale with a comma");
+  if (!setlocale(LC_NUMERIC, "comma")) SKIP(t, "only glibc reads such a locale");
+  CHECK(t, strtod("1,5", NULL) == 1.5);
   is = g2z_train_config_default();
   CHECK(t, is.optimizer.lr == want.optimizer.lr && is.optimizer.beta1 == want.optimizer.beta1);
   g2z_trainer *trainer = test_trainer_of(t, &config);
   CHECK_OK(t, g2z_trainer_save(trainer, at));
   CHECK_OK(t, g2z_trainer_load(trainer, at));
-  setlocale(LC_ALL, "C");
+  setlocale(LC_NUMERIC, "C");
   CHECK_OK(t, g2z_trainer_load(trainer, at));
   CHECK_HAS(t, test_read(t, "at/trainer_state.json"), "\"beta1\": 0.9,");
   unsetenv("LOCPATH");

@@ -1260,6 +1260,43 @@ static void test_run_branches(g2z_test *t) {
   SAME(t, "a/step-000008", "f/step-000008");
 }
 
+/* A run's checkpoint and weights are its model: opened by a run without steps, by the program and by
+ * the library, they have its last validation loss and write its last sample. */
+static void test_run_weights(g2z_test *t) {
+  static char output[8192];
+  test_run_setup a, b;
+  TRAIN_OR_SKIP(t);
+  test_run_saves(t, &a, "a");
+  const test_run_seen seen = test_run_well(t, &a);
+  for (int i = 0; i < 2; i++) {
+    const int32_t *x, *y;
+    double loss, sum = 0;
+    g2z_loader *loader;
+    test_run_prepare(t, &b, "unused");
+    b.config.train.dtype = G2Z_FP16;
+    b.config.train.init_from = test_path(t, i ? "a/weights" : "a/step-000008");
+    b.config.train.train_glob = NULL;
+    b.config.run_dir = b.config.save_weights = NULL;
+    const test_run_seen again = test_run_well(t, &b);
+    CHECK_NEAR(t, again.val_loss, seen.val_loss, 1e-9);
+    CHECK(t, strcmp(again.sample, seen.sample) == 0 && strlen(seen.sample) > 12);
+    const g2z_loader_config lc = {a.val, 4, 16, 1, 0, 1, 257, G2Z_ORDER_FILE, 0};
+    REQUIRE_OK(t, g2z_loader_create(&t->services, &lc, &loader));
+    g2z_model *model = inuse_open(t, b.config.train.init_from, G2Z_FP16);
+    for (int64_t step = 0; step < loader->steps_per_epoch; step++) {
+      CHECK_OK(t, g2z_loader_next(loader, &x, &y));
+      CHECK_OK(t, g2z_model_score(model, x, y, 4, 16, NULL, &loss));
+      sum += loss;
+    }
+    CHECK_NEAR(t, sum / (double)loader->steps_per_epoch, seen.val_loss, 1e-6);
+    g2z_loader_free(loader);
+    CHECK(t, test_shell(test_text("%s --init-from %s --device cpu --dtype fp16 --eval %s --prompt "
+                                  "'1 2 3' --sample-tokens 12 2>&1", test_train_program(),
+                                  b.config.train.init_from, a.val), output, sizeof output) == 0);
+    CHECK_HAS(t, output, test_text("loss %.4f | ", seen.val_loss), seen.sample);
+  }
+}
+
 /* 24 of 32 sequences have been read; the other 8 are too few for a step of 12, so the epoch ends at
  * once. */
 static void test_run_short_epoch(g2z_test *t) {
