@@ -777,7 +777,7 @@ typedef struct g2z_plan {
 
   /* ----- types ----- */
   g2z_dtype dtype;                /* of parameters and activations */
-  g2z_dtype grad_dtype;           /* dtype with one micro-step, fp32 when gradients accumulate */
+  g2z_dtype grad_dtype;           /* dtype with one or two micro-steps, else fp32 */
   g2z_dtype wire_dtype;           /* NCCL and CPU ranks sum gradients in it: dtype, or fp32 if the
                                    * config wants it */
   g2z_dtype dwte_dtype;           /* of the LM head's part of wte's gradient: fp32, or grad_dtype if
@@ -985,7 +985,7 @@ G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, c
  *     fc, fcproj, fp8=forward                clamped to 448, the largest of e4m3
  *   gradients that enter qkv,     e5m2       for the product with the weights; clamped to 57344.
  *     fc, fcproj, fp8=all                    Weight gradients are made from act
- *   weight and bias gradients     grad type  act with one micro-step; else fp32
+ *   weight and bias gradients     grad type  act with one or two micro-steps; else fp32
  *   their sums over the ranks     grad type  copy engines: summed in fp32, rounded once. NCCL:
  *                                            rounded to act before they travel, and perhaps at
  *                                            each hop; not with --grad-dtype fp32
@@ -4247,7 +4247,7 @@ G2Z_API g2z_status g2z_plan_create(g2z_services *services, const g2z_train_confi
   plan->recompute = config->recompute;
   plan->dtype = config->dtype;
   plan->fp8 = config->fp8;
-  int wide = config->grad_fp32 || config->accum > 1 || config->dtype == G2Z_TF32;
+  int wide = config->grad_fp32 || config->accum > 2 || config->dtype == G2Z_TF32;
   plan->grad_dtype = wide ? G2Z_FP32 : config->dtype;
   plan->graphed = config->graph == 1 || (config->graph == 2 && device == G2Z_DEVICE_CUDA);
   int sharded = plan->owner == G2Z_OWNER_SLICES && world > 1 && device == G2Z_DEVICE_CUDA;

@@ -2557,7 +2557,7 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   SETTING("zero", zero_stage, zero,                                                               \
        "ZeRO: ranks divide 0 nothing, 1 optimizer, 2 also gradients, 3 also parameters [1]")      \
   TRAIN("strategy", strategy, "dp: only rank 0 has the optimizer; it updates for all")            \
-  TRAIN("grad-dtype", grad_fp32, "type of gradients; several micro-steps add up in fp32")         \
+  TRAIN("grad-dtype", grad_fp32, "type of gradients; fp32 for more than 2 micro-steps")           \
   TRAIN("transport", transport, "moves gradients and parameters between GPUs; see the header")    \
   TRAIN("bucket-mb", bucket_mb, "MiB of gradients per collective; 0: 64, at least 1.9 x ranks")   \
   TRAIN("recompute", recompute, "block: forward runs again in backward, to save memory")          \

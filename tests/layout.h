@@ -213,13 +213,13 @@ static void test_plan_head(g2z_test *t) {
   }
 }
 
-/* The LM head's part of wte's gradient is rounded directly if one chunk of one micro-step computes
- * all of it. It then needs no memory of its own. */
+/* Gradients are fp32 with more than two micro-steps. The LM head's part of wte's gradient is rounded
+ * directly if one chunk of one micro-step computes all of it. It then needs no memory of its own. */
 static void test_plan_wte_gradient(g2z_test *t) {
   static const struct {
     int world, accum, batch, alone;
   } cases[] = {{1, 1, 2, 1}, {1, 1, 32, 1}, {1, 1, 33, 0}, {1, 2, 2, 0}, {2, 1, 2, 1}, {2, 2, 2, 0},
-               {12, 1, 4, 0}};
+               {2, 3, 2, 0}, {12, 1, 4, 0}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     g2z_train_config config = g2z_train_config_default();
     config.dtype = G2Z_FP16;
@@ -229,6 +229,7 @@ static void test_plan_wte_gradient(g2z_test *t) {
     size_t words = (size_t)plan->vocab_padded * (size_t)plan->model.channels;
     size_t logits = (size_t)plan->head_chunk * (size_t)plan->vocab_padded * 2;
     int apart = plan->dwte_dtype != plan->grad_dtype;
+    CHECK(t, plan->grad_dtype == (config.accum > 2 ? G2Z_FP32 : G2Z_FP16));
     CHECK(t, (plan->dwte_dtype == G2Z_FP16) == cases[i].alone);
     CHECK(t, plan->bytes[G2Z_MEMORY_HEAD] == logits + (apart ? words * 4 : 0));
   }
