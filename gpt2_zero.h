@@ -2301,8 +2301,8 @@ G2Z__PRIVATE g2z_status g2z__collect(g2z_trainer *t) {
 }
 
 /* All ranks gather every rank's row of the verdict, on the device's own queue if possible. Then
- * each device decides for itself, with the same result (g2z__decide_step, room 08). After that no
- * rank reads old parameters any more, and none has gathered new ones yet. */
+ * each device decides for itself, with the same result (g2z__decide, room 08). After that no rank
+ * reads old parameters any more, and none has gathered new ones yet. */
 G2Z__PRIVATE g2z_status g2z__judge(g2z_trainer *t) {
   const size_t bytes = G2Z_VERDICT_COLUMNS * sizeof(double);
   int done = 0;
@@ -5284,18 +5284,6 @@ static inline G2Z_HOST_DEVICE float g2z__draw_uniform(uint64_t seed, uint32_t in
 
 #define G2Z__LOSS_SCALE_MAX 16777216.0f /* 2^24 */
 
-/* Handles an overflow as DeepSpeed does. The hysteresis-th overflow halves the scale, and so does
- * each later one until a window of good steps has passed: so a scale that is far too high falls
- * fast. */
-static inline G2Z_HOST_DEVICE void g2z__decide_overflow(g2z_step_state *state, int dynamic) {
-  state->good_steps = 0;
-  int can_shrink = dynamic && state->loss_scale > 1.0f;
-  state->skipped_at_minimum = can_shrink ? 0 : state->skipped_at_minimum + 1;
-  if (!can_shrink) return;
-  if (state->hysteresis > 1) state->hysteresis--;
-  else state->loss_scale = state->loss_scale > 2.0f ? 0.5f * state->loss_scale : 1.0f;
-}
-
 #define G2Z__SPIKE_WINDOW 100 /* applied steps that the average covers */
 #define G2Z__SPIKE_FIRST 20   /* norms in the statistics before a spike is possible */
 #define G2Z__SPIKES_IN_ROW 20 /* after so many, the statistics start again */
@@ -5324,12 +5312,12 @@ static inline G2Z_HOST_DEVICE int g2z__decide_spike(g2z_step_state *state,
   return 0;
 }
 
-/* Decides from the ranks' rows whether the step is applied or skipped, and updates the state: loss,
- * norm, learning rate, loss scale. `dynamic`: fp16 with a dynamic loss scale in the config. */
-static inline G2Z_HOST_DEVICE void g2z__decide_step(g2z_step_state *state,
-                                                    const g2z_verdict *verdict,
-                                                    const g2z_optimizer_config *config, int dynamic,
-                                                    int64_t tokens) {
+/* Decides from the ranks' rows whether the step is applied or skipped, updates the state (loss,
+ * norm, learning rate, loss scale), and reports it. `dynamic`: fp16 with a dynamic loss scale in
+ * the config. */
+static inline G2Z_HOST_DEVICE void g2z__decide(g2z_step_state *state, const g2z_verdict *verdict,
+                                               const g2z_optimizer_config *config, int dynamic,
+                                               int64_t tokens) {
   double sum = 0, loss = 0, masked = 0;
   state->status = G2Z_OK;
   state->stop = 0;
@@ -5352,36 +5340,36 @@ static inline G2Z_HOST_DEVICE void g2z__decide_step(g2z_step_state *state,
   state->lr = g2z_schedule_lr(config, state->applied);
   state->used_loss_scale = state->loss_scale;
   state->step++;
-  int overflow = !(norm <= 3.40282347e38f); /* infinite or NaN */
-  state->skip = state->status != G2Z_OK || state->counted == 0 || overflow;
+
+  /* If a rank failed or no target counts, the norm is no reason to change the loss scale. */
+  const int sound = state->status == G2Z_OK && state->counted > 0;
+  const int finite = norm <= 3.40282347e38f; /* neither infinite nor NaN */
+  const int can_shrink = dynamic && state->loss_scale > 1.0f;
+  state->skip = !sound || !finite ? 1 : g2z__decide_spike(state, config) ? 2 : 0;
+  if (state->skip != 1) state->skipped_at_minimum = 0;
+  else if (sound) {
+    /* As in DeepSpeed, the hysteresis-th overflow halves the scale, and so does each later one
+     * until a window of good steps has passed: so a scale that is far too high falls fast. */
+    state->good_steps = 0;
+    state->skipped_at_minimum = can_shrink ? 0 : state->skipped_at_minimum + 1;
+    if (can_shrink && state->hysteresis > 1) state->hysteresis--;
+    else if (can_shrink) state->loss_scale = fmaxf(0.5f * state->loss_scale, 1.0f);
+  }
   if (state->skip) {
     state->skipped++;
     state->grad_multiplier = 0;
-    /* If a rank failed or no target counts, the norm is no reason to change the loss scale. */
-    if (state->status == G2Z_OK && state->counted > 0) g2z__decide_overflow(state, dynamic);
-    return;
+  } else {
+    /* The same as torch.nn.utils.clip_grad_norm_, with its 1e-6. */
+    float clip = config->clip > 0 ? config->clip / (norm + 1e-6f) : 1.0f;
+    state->grad_multiplier = (clip < 1.0f ? clip : 1.0f) / state->loss_scale * (float)more;
+    state->applied++;
+    if (state->good_steps < INT32_MAX) state->good_steps++;
+    if (dynamic && state->good_steps >= config->loss_scale_window) {
+      state->good_steps = 0;
+      state->hysteresis = config->loss_scale_hysteresis;
+      if (state->loss_scale < G2Z__LOSS_SCALE_MAX) state->loss_scale *= 2.0f;
+    }
   }
-  state->skipped_at_minimum = 0;
-  if (g2z__decide_spike(state, config)) { /* its gradients are finite: the loss scale is right */
-    state->skip = 2;
-    state->skipped++;
-    state->grad_multiplier = 0;
-    return;
-  }
-  /* The same as torch.nn.utils.clip_grad_norm_, with its 1e-6. */
-  float clip = config->clip > 0 ? config->clip / (norm + 1e-6f) : 1.0f;
-  state->grad_multiplier = (clip < 1.0f ? clip : 1.0f) / state->loss_scale * (float)more;
-  state->applied++;
-  if (state->good_steps < INT32_MAX) state->good_steps++;
-  if (!dynamic || state->good_steps < config->loss_scale_window) return;
-  state->good_steps = 0;
-  state->hysteresis = config->loss_scale_hysteresis;
-  if (state->loss_scale < G2Z__LOSS_SCALE_MAX) state->loss_scale *= 2.0f;
-}
-static inline G2Z_HOST_DEVICE void g2z__decide(g2z_step_state *state, const g2z_verdict *verdict,
-                                               const g2z_optimizer_config *config, int dynamic,
-                                               int64_t tokens) {
-  g2z__decide_step(state, verdict, config, dynamic, tokens);
   g2z_step_state *report = state->step % 2 ? verdict->reported[1] : verdict->reported[0];
   if (report) *report = *state;
 }
