@@ -490,13 +490,12 @@ G2Z_API void g2z_page_free(g2z_page *page) {
 #define G2ZP_CHART_HEIGHT 260.0
 #define G2ZP_CHART_DIGIT 8.6 /* width of a digit on a telephone, where text is larger */
 #define G2ZP_TICKS 12
-#define G2ZP_OWN_TICKS 8
 
 typedef struct g2zp_scale {
   double low, high;                  /* range of the values */
   double from, to;                   /* range of coordinates */
   int log;
-  double step;                       /* between ticks of a linear scale; 0: ticks at data values */
+  double step;                       /* between ticks of a linear scale; 0: logarithmic */
   double tick[G2ZP_TICKS];
   int ticks;
 } g2zp_scale;
@@ -504,11 +503,9 @@ typedef struct g2zp_scale {
 typedef struct g2zp_extent {         /* all values on an axis */
   double low, high, positive;        /* `positive`: the smallest above 0; NaN: none */
   int whole;                         /* all are integers */
-  double value[G2ZP_OWN_TICKS + 1];  /* the distinct values, in order */
-  int values;                        /* their count; G2ZP_OWN_TICKS + 1: too many */
 } g2zp_extent;
 
-static const g2zp_extent g2zp_nothing = {NAN, NAN, NAN, 1, {0}, 0};
+static const g2zp_extent g2zp_nothing = {NAN, NAN, NAN, 1};
 
 /* Keeps values far from a double's limits, so that no scale overflows. NaN: a gap. */
 static double g2zp_drawable(double value) {
@@ -523,13 +520,6 @@ static void g2zp_extent_add(g2zp_extent *e, double value) {
   if (!(e->high >= value)) e->high = value;
   if (value > 0 && !(e->positive <= value)) e->positive = value;
   if (value != floor(value)) e->whole = 0;
-  int i = 0;
-  if (e->values > G2ZP_OWN_TICKS) return;
-  while (i < e->values && e->value[i] < value) i++;
-  if (i < e->values && e->value[i] == value) return;
-  memmove(e->value + i + 1, e->value + i, (size_t)(e->values - i) * sizeof(double));
-  e->value[i] = value;
-  e->values++;
 }
 
 /* The nearest 1, 2 or 5 times a power of ten below `value`, or above it. */
@@ -552,17 +542,14 @@ static void g2zp_scale_make(g2zp_scale *s, const g2zp_extent *e, g2z_axis axis, 
     if (s->low >= s->high) { /* both bounds are the same: use the values */
       s->low = e->positive;
       s->high = e->high;
-      rounded = 0;
     }
   } else {
     if (axis == G2Z_AXIS_ZERO && s->low > 0) s->low = 0;
     if (axis == G2Z_AXIS_ZERO && s->high < 0) s->high = 0;
-    double size = fmax(fabs(s->low), fabs(s->high));
-    int one = s->high - s->low <= 1e-9 * size; /* a single value: centred, with its own tick */
-    if (one) {
+    const double size = fmax(fabs(s->low), fabs(s->high));
+    if (s->high - s->low <= 1e-9 * size) { /* a single value is centred */
       s->low -= size > 0 ? size / 10 : 1;
       s->high += size > 0 ? size / 10 : 1;
-      rounded = 0;
     }
     /* The step is 1, 2, 2.5 or 5 times a power of ten; about five steps make up the span. */
     double raw = (s->high - s->low) / 5, power = pow(10, floor(log10(raw))), lead = raw / power;
@@ -574,11 +561,7 @@ static void g2zp_scale_make(g2zp_scale *s, const g2zp_extent *e, g2z_axis axis, 
       s->high = ceil(s->high / s->step - 1e-6) * s->step;
     }
   }
-  if (!rounded && e->values <= G2ZP_OWN_TICKS) { /* few values: a tick at each */
-    s->step = 0;
-    for (int i = 0; i < e->values; i++)
-      if (e->value[i] > 0 || !s->log) s->tick[s->ticks++] = e->value[i];
-  } else if (s->log) { /* few decades: 1, 2, 5; else powers of ten, or every n-th */
+  if (s->log) { /* few decades: 1, 2, 5; else powers of ten, or every n-th */
     int first = (int)floor(log10(s->low) + 1e-9), last = (int)floor(log10(s->high) + 1e-9);
     int every = (last - first) / 6 + 1, fine = log10(s->high / s->low) < 2.5;
     for (int power = first; power <= last; power += every)
@@ -794,16 +777,11 @@ G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart) {
     g2zp_svg_text(writer, "end", x.from - 6, at + 4, g2zp_tick_text(&y, y.tick[i], text));
   }
   g2zp_svg_line(writer, "axis", x.from, y.from, x.to, y.from);
-  double free_from = 0; /* ticks at data values may be too close together */
   for (int i = 0; i < x.ticks; i++) {
     const double at = g2zp_scale_at(&x, x.tick[i]);
-    g2zp_tick_text(&x, x.tick[i], text);
-    const double half = 4 * (double)strlen(text) + 2;
     if (bars) g2zp_svg_line(writer, "grid", at, y.to, at, y.from);
-    if (at - half < free_from) continue;
-    free_from = at + half;
     g2zp_svg_line(writer, "axis", at, y.from, at, y.from + 4);
-    g2zp_svg_text(writer, "mid", at, y.from + 17, text);
+    g2zp_svg_text(writer, "mid", at, y.from + 17, g2zp_tick_text(&x, x.tick[i], text));
   }
   if (chart->x_name) g2zp_svg_text(writer, "mid", (x.from + x.to) / 2, y.from + 33, chart->x_name);
   if (!bars && isnan(wide.low + tall.low))

@@ -970,7 +970,7 @@ static const char *g2zr_length(const g2z_run *run, int64_t *value) {
  * directory. */
 static const char *g2zr_command(const g2z_run *run, int other, const char *flag, const char *value,
                                 char text[1400]) {
-  const int replaces = other && run->config.resume && strcmp(flag, "--resume") != 0;
+  const int replaces = other && run->config.resume;
   char to[1100], words[2][600];
   snprintf(to, sizeof to, "%s%s", run->config.run_dir, other ? "-2" : "");
   snprintf(text, 1400, "the same command with --run-dir %s %s %s%s",
@@ -1674,16 +1674,12 @@ static g2z_status g2zr_open_files(g2z_run *run) {
               weights[length] == '/';
     own |= run->found.own && strcmp(run->weights, run->weights_before) == 0;
     if (!own) G2Z_TRY(g2zr_check_model(run, weights, "--save-weights"));
-    /* The run itself writes to run_dir/step-NNNNNN and run_dir/best. */
-    char home[PATH_MAX];
     const char *name = strrchr(run->weights, '/');
-    if (!run_dir || !realpath(run_dir, home)) home[0] = 0;
-    if (*home && strlen(home) == (size_t)(name - run->weights) &&
-        strncmp(home, run->weights, strlen(home)) == 0 &&
-        (strcmp(name, "/best") == 0 || strncmp(name, "/step-", 6) == 0))
-      G2Z_REFUSE(run->services, "--save-weights %.400s is where the run keeps a checkpoint or its "
-                 "best weights: name another directory, such as %.400s/weights", weights, run_dir);
-    if (strcmp(home, run->weights) != 0) /* two runs that start together */
+    if (strcmp(name, "/best") == 0 || strncmp(name, "/step-", 6) == 0)
+      G2Z_REFUSE(run->services, "--save-weights %.400s is a name for a run's checkpoint or best "
+                 "weights: name another directory, such as RUN_DIR/weights", weights);
+    char home[PATH_MAX]; /* its lock is there already */
+    if (!run_dir || !realpath(run_dir, home) || strcmp(home, run->weights) != 0)
       G2Z_TRY(g2z_lock_directory(run->services, weights, &run->weights_lock));
   }
   if (!run_dir) return G2Z_OK;
@@ -1784,7 +1780,6 @@ static g2z_status g2zr_open_alone(g2z_run *run) {
   const g2z_loader *loaders[] = {run->train, run->val};
   g2z_model_config *model = &config->train.model;
   const char *known = config->vocab ? config->vocab : "the vocabulary of 256 bytes";
-  char word[400];
   uint64_t hash = run->tokenizer ? g2z_tokenizer_hash(run->tokenizer) : 0;
   if (!hash && model->vocab_hash) {
     hash = model->vocab_hash;
@@ -1793,11 +1788,9 @@ static g2z_status g2zr_open_alone(g2z_run *run) {
   for (int i = 0; i < 2; i++) {
     if (!loaders[i] || !loaders[i]->vocab_hash || loaders[i]->vocab_hash == hash) continue;
     if (hash)
-      G2Z_REFUSE(run->services, "%.300s was made with another vocabulary than %.300s: %smake the "
-                 "shards again with ./prepare_data --vocab %s", loaders[i]->vocab_shard, known,
-                 train->init_from ? "" : "give the shards' own with --vocab FILE, or ",
-                 train->init_from && run->tokenizer && config->vocab ?
-                 g2z_shell_word(config->vocab, word, sizeof word) : "FILE");
+      G2Z_REFUSE(run->services, "%.300s was made with another vocabulary than %.300s: give the "
+                 "shards' own with --vocab FILE, or make the shards again with ./prepare_data "
+                 "--vocab FILE", loaders[i]->vocab_shard, known);
     hash = loaders[i]->vocab_hash;
     known = loaders[i]->vocab_shard;
     if (run->tokenizer || (hash != G2ZR_BYTES && (model->vocab != 50257 || hash == G2ZR_GPT2)))
@@ -2763,24 +2756,20 @@ static g2z_status g2zr_read_vocab(g2z_services *services, const char *path, uint
   return G2Z_OK;
 }
 
-/* Refuses a text in place of shards, and names the command that converts it. The loader checks
- * everything else. */
+/* Refuses a file that no program would have named as a shard, and names the command that makes
+ * shards of it. */
 static g2z_status g2zr_check_shards(g2z_services *services, const g2z_run_options *o,
                                     const char *flag, const char *path) {
-  char head[4096], words[2][400];
+  const char *end = path ? strrchr(path, '.') : NULL, *vocab = o->run.vocab;
+  char words[2][400];
   struct stat info;
-  if (!path || stat(path, &info) != 0 || !S_ISREG(info.st_mode)) return G2Z_OK;
-  FILE *file = fopen(path, "rb");
-  const size_t bytes = file ? fread(head, 1, sizeof head, file) : 0, length = strlen(path);
-  if (file) fclose(file);
-  const int named = length > 4 && strcmp(path + length - 4, ".bin") == 0;
-  const int text = bytes > 0 && g2z_text_check(services, path, 0, head, bytes, NULL) == G2Z_OK;
-  if (named || (!text && !g2z_text_named(path).packer)) return G2Z_OK;
-  const char *vocab = o->run.vocab ? o->run.vocab : "data/vocab.bpe";
-  G2Z_REFUSE(services, "%s %.200s is text, not tokens. To make shards of it, "
+  if (!path || (end && strcmp(end, ".bin") == 0) || stat(path, &info) != 0 ||
+      !S_ISREG(info.st_mode))
+    return G2Z_OK;
+  G2Z_REFUSE(services, "%s %.200s: the name of token shards ends in .bin. To make shards of text, "
              "data/NAME_train_*.bin%s: ./prepare_data --vocab %s --out data --name NAME %s", flag,
-             path, o->run.vocab ? "" : ", with GPT-2's vocabulary (make vocab)",
-             g2z_shell_word(vocab, words[0], sizeof words[0]),
+             path, vocab ? "" : ", with GPT-2's vocabulary (make vocab)",
+             g2z_shell_word(vocab ? vocab : "data/vocab.bpe", words[0], sizeof words[0]),
              g2z_shell_word(path, words[1], sizeof words[1]));
 }
 
@@ -2800,17 +2789,10 @@ static g2z_status g2zr_settle_model(g2z_services *services, g2z_run_options *o) 
   }
   /* Take the model from the weights. Flags may repeat its shape but must not contradict it. */
   G2Z_TRY(g2zr_has(services, weights, "config.json", &there));
-  if (*weights && !there) {
-    const g2z_path inside = g2z_path_in(weights, "weights");
-    char word[PATH_MAX];
-    G2Z_TRY(g2zr_has(services, inside.text, "config.json", &there));
-    if (there)
-      G2Z_REFUSE(services, "--init-from %.300s is a run's directory, not its model: type "
-                 "--init-from %s", weights, g2z_shell_word(inside.text, word, sizeof word));
+  if (*weights && !there)
     G2Z_REFUSE(services, "--init-from %.300s has no config.json: name a directory with config.json "
                "and model.safetensors, such as a run's RUN_DIR/weights, written at its end, a "
                "checkpoint, or gpt2, which make gpt2 downloads", weights);
-  }
   G2Z_TRY(g2z_weights_config(services, weights, model));
   if (o->model)
     G2Z_REFUSE(services, "--init-from brings its model: remove --model %.80s", o->model);

@@ -62,8 +62,8 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"$X --dry-run --device cuda --fp8 all --batch 4 --seq 512", 0, ", fp8=all"},
     {"$T --train n.txt", 1, "./prepare_data --vocab data/vocab.bpe --out data --name NAME n.txt\n"},
     {"printf 'h e\\n' > \"v o.bpe\"; $T --val d.ndjson --vocab \"v o.bpe\"", 1,
-     "d.ndjson is text~./prepare_data --vocab 'v o.bpe' "},
-    {"gzip -c n.txt > n.gz; $T --train n.gz", 1, "n.gz is text, not tokens. "},
+     "d.ndjson: the name of~./prepare_data --vocab 'v o.bpe' "},
+    {"gzip -c n.txt > n.gz; $T --train n.gz", 1, "n.gz: the name of token shards ends in .bin. "},
     {"$T --train \"n.tx?\"", 1, "n.txt holds text, not tokens: make shards of it with prep"},
     {"$N", 1, "n_train_000000.bin~ 257~ 50257 tokens: give --vocab-size 257\n"},
     {"$N --context 5000", 1, "at least 5001 tokens~ 5001: use more data, or lower batch"},
@@ -142,7 +142,7 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"$W --eval b-val.bin", 1, "b-val.bin~ than the model's: prepare it again"},
     {"$W --eval a-val.bin", 0, "perplexity"},
     {"$W --batch 1 --steps 1 --train b-train.bin", 1,
-     " than va/weights: make~./prepare_data --vocab FILE\n"},
+     " than va/weights: give~./prepare_data --vocab FILE\n"},
     {"cp b.bpe va/weights/merges.txt; $W --prompt a", 1, "merges.txt is not the vocabulary"},
     {"cp a.bpe va/weights/merges.txt; sed -i /vocab_hash/d va/weights/config.json; "
      "$W --vocab b.bpe --prompt a", 1, "va/weights: give their own, or remove --vocab"},
@@ -157,7 +157,7 @@ static const struct { const char *command; int code; const char *sentence; } inp
      "\"a-train.bin\" has no weight~: type --train 'a-train.bin:0.5'"},
     {"$T --val a-train.bin --val b-train.bin --vocab a.bpe", 1, "--val is given twice~b-train.bin"},
     {"$A --train a-train.bin --vocab a.bpe", 0, ""},
-    {"ln -s a-val.bin link; $T --train link --val a-val.bin --vocab a.bpe", 1, "link is both"},
+    {"ln -s a-val.bin l.bin; $T --train l.bin --val a-val.bin --vocab a.bpe", 1, "l.bin is both"},
     {"$T --train none.bin --val none.bin", 1, "no file has the name or pattern \""},
     /* default directories of runs that begin in the same second */
     {"for i in 1 2 3; do $X --device cpu --train a-train.bin --vocab a.bpe "

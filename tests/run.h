@@ -1914,7 +1914,7 @@ static void test_train_hints(g2z_test *t) {
   PASTE("To train these weights further: ", 0);
   CHECK_HAS(t, output, "$(run)/weights\n", "$(run)-2/report.html", "step 4/4 | loss ");
   TRAIN(1, "--init-from \"$RUN\"");
-  CHECK_HAS(t, said, " is a run's directory, not its model: type --init-from '", "$(run)/weights'\n");
+  CHECK_HAS(t, said, "$(run) has no config.json: name a directory ", "such as a run's RUN_DIR/weights");
   test_sh(t, "rm -r \"$RUN\"");
 
   /* With checkpoints; then again when no step is left: it prints no loss and no step twice. */
@@ -1985,7 +1985,7 @@ static void test_train_tame(g2z_test *t) {
       "\"$RUN/RUN_COMPLETE.txt\"; ! $TRAIN --init-from \"$RUN\" --prompt x && "
       "! $TRAIN --train \"$FILE\" --run-dir \"$RUN\" --steps 2; } 2>&1", test_tiny(t),
       test_at(t, "x_val_0.bin")), said, sizeof said) == 0);
-  CHECK_HAS(t, said, "r?[31m?" "?/report.html", "e?]0;x?\xff.txt | loss ", "is a run's directory",
+  CHECK_HAS(t, said, "r?[31m?" "?/report.html", "e?]0;x?\xff.txt | loss ", " has no config.json",
             "model: 1 layer, 1 head, ");
   for (const char *c = said; *c; c++)
     CHECK(t, ((unsigned char)*c >= ' ' || *c == '\n') && strncmp(c, "\xc2\x9b", 2) != 0);
