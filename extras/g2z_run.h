@@ -1707,18 +1707,30 @@ static g2z_status g2zr_open_files(g2z_run *run) {
   return g2zr_write_text(run, G2ZR_ORIGIN, path);
 }
 
-/* Fails before the training if this rank does not see rank 0's files, since it could not save. */
-static g2z_status g2zr_check_shared(const g2z_run *run) {
+/* Fails before the training if a rank does not see rank 0's files, since it could not save. Looks
+ * for a new name: another host may have files of the usual names itself, or remember them. */
+static g2z_status g2zr_check_shared(g2z_run *run) {
   const char *const made[] = {run->config.run_dir, run->config.save_weights};
-  int there;
+  int64_t name = (int64_t)getpid() << 32 | (int64_t)time(NULL);
+  int there, mine = run->context->rank == 0;
+  if (run->context->world == 1) return G2Z_OK;
+  G2Z_TRY(g2z_ranks_broadcast(run->context->ranks, &name, sizeof name));
   for (int i = 0; i < 2; i++) {
-    if (!made[i] || run->context->rank == 0) continue;
-    const g2z_path path = g2z_path_in(made[i], "%s", i ? "" : "metrics.jsonl");
-    G2Z_TRY(g2z_is_there(run->services, path.text, &there));
-    if (!there)
-      return g2z_fail(run->services, G2Z_IO, "rank %d does not see %s, which rank 0 made: choose a "
-                      "--run-dir on a file system that all ranks share", run->context->rank,
-                      path.text);
+    if (!made[i]) continue;
+    const g2z_path path = g2z_path_in(made[i], "shared-%" PRId64, name);
+    g2z_status status = G2Z_OK;
+    const int file = mine ? open(path.text, O_CREAT | O_WRONLY | O_CLOEXEC, 0600) : -1;
+    if (mine && file < 0) status = g2z_fail_file(run->services, errno, "create", path.text);
+    if (file >= 0) close(file);
+    G2Z_TRY(g2zr_agree(run, status));
+    if (!mine) status = g2z_is_there(run->services, path.text, &there);
+    if (!mine && status == G2Z_OK && !there)
+      status = g2z_fail(run->services, G2Z_IO, "rank %d does not see %s, which rank 0 made: choose "
+                        "a --%s on a file system that all ranks share", run->context->rank,
+                        path.text, i ? "save-weights" : "run-dir");
+    status = g2zr_agree(run, status);
+    if (mine) unlink(path.text);
+    G2Z_TRY(status);
   }
   return G2Z_OK;
 }
@@ -1982,7 +1994,7 @@ static g2z_status g2zr_open(g2z_run *run) {
     run->known.tokens = run->from.tokens;
   }
   G2Z_TRY(g2zr_agree(run, g2zr_open_files(run)));
-  G2Z_TRY(g2zr_agree(run, g2zr_check_shared(run)));
+  G2Z_TRY(g2zr_check_shared(run));
   if (run->context->rank == 0) g2zr_introduce(run);
   return g2zr_agree(run, g2zr_forget_end(run));
 }
