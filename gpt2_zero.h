@@ -8043,7 +8043,7 @@ G2Z_API g2z_status g2z_comm_submit(g2z_comm *comm, const g2z_call *call) {
   g2z_call now = *call;
   if (now.kind == G2Z_CALL_AFTER && comm->ops->depart)
     G2Z_TRY(comm->ops->depart(comm, &now.place));
-  if (!comm->record || comm->world == 1) return comm->ops->play(comm, &now);
+  if (!comm->record || comm->world == 1) return comm->ops->play(comm, &now); /* CPU: plain_play */
   if (now.kind != G2Z_CALL_WAIT) return g2z__record_add(comm, &now);
   /* A WAIT ends the graph and begins the next, even after a failure: the caller ends that one. */
   g2z_status status = g2z__record_cut(comm);
