@@ -1954,7 +1954,7 @@ extern "C" {
  *                                             gather_rows() sends, if plan.wte_rows. Up to stage 1
  *                                             `sums` is model.grads, then a separate shard
  *   master, m      shard_at                   optimize(): adamw_element() or muon_element() (room
- *                                             08); Muon's m: momentum()
+ *                                             08); Muon's m: muon_to_homes()
  *   v              v_at                       optimize(): adamw
  *   model.params   own_param_at               optimize(): the rounded master. Then share() fills
  *                                             the bucket, at param_at, on every rank
@@ -1965,10 +1965,10 @@ extern "C" {
  * The new parameters travel during the next forward pass: wait_parameters() makes the device wait
  * until a unit's have arrived. forward() and unit_backward() read them.
  * Muon updates the blocks' weights, and needs whole matrices, but a slice may begin and end inside
- * a matrix. So each weight has a home rank. momentum() computes u, the gradient plus momentum, of
- * this rank's slices and sends it to the homes. There orthogonalize() turns u into O and sends O
- * back to the owners of the slices. optimize() applies O together with AdamW's other updates. wte
- * is updated and shared while u travels.
+ * a matrix. So each weight has a home rank. muon_to_homes() computes u, the gradient plus momentum,
+ * of this rank's slices and sends it to the homes. There muon_at_homes() orthogonalizes u to O, and
+ * sends O back to the owners of the slices. optimize() applies O together with AdamW's other
+ * updates. wte is updated and shared while u travels.
  *
  * To add an optimizer:
  *   declare   G2Z_OPTIMIZER_LIST (d05), its settings (i05), and a column of G2Z_PARAM_LIST (d06)
@@ -1977,8 +1977,8 @@ extern "C" {
  *             element per parameter and lies in slices, in files too. State that belongs to a whole
  *             matrix, as Shampoo's L and R do, needs new code. Scratch in the logits' memory lasts
  *             until the next head().
- *   ops       d08, i09 and gpt2_zero_kernels.cuh; momentum(), orthogonalize() and optimize() call
- *             them. In a skipped step (state->skip) no op may change a weight or a moment.
+ *   ops       d08, i09 and gpt2_zero_kernels.cuh; muon_to_homes(), muon_at_homes() and optimize()
+ *             call them. In a skipped step (state->skip) no op may change a weight or a moment.
  *   files     g2z_buffer, trainer_read() and _write() (i14); transfer_buffer() (i16)
  *   log       trainer_open() (i14)
  *
@@ -2015,8 +2015,8 @@ G2Z__PRIVATE g2z_status g2z__gather_rows(g2z_trainer *t);
 G2Z__PRIVATE g2z_status g2z__end_micro_step(g2z_trainer *t, int reduced);
 G2Z__PRIVATE g2z_status g2z__collect(g2z_trainer *t);
 G2Z__PRIVATE g2z_status g2z__judge(g2z_trainer *t);
-G2Z__PRIVATE g2z_status g2z__momentum(g2z_trainer *t);
-G2Z__PRIVATE g2z_status g2z__orthogonalize(g2z_trainer *t);
+G2Z__PRIVATE g2z_status g2z__muon_to_homes(g2z_trainer *t);
+G2Z__PRIVATE g2z_status g2z__muon_at_homes(g2z_trainer *t);
 G2Z__PRIVATE g2z_status g2z__optimize(g2z_trainer *t, int from, int to);
 G2Z__PRIVATE g2z_status g2z__share(g2z_trainer *t, int from, int to);
 
@@ -2061,10 +2061,10 @@ G2Z__PRIVATE g2z_status g2z__zero_step(g2z_trainer *t, const g2z_plan *plan) {
   }
   G2Z_TRY(g2z__collect(t));                              /* sums over the ranks, their squares */
   G2Z_TRY(g2z__judge(t));                                /* finite? norm, clip, loss scale */
-  G2Z_TRY(g2z__momentum(t));                             /* Muon: u of its slices, to homes */
+  G2Z_TRY(g2z__muon_to_homes(t));                        /* its momentum, to whole matrices */
   G2Z_TRY(g2z__optimize(t, plan->early, plan->buckets)); /* what the next forward reads first */
   G2Z_TRY(g2z__share(t, plan->early, plan->buckets));    /* [D] while AdamW continues */
-  G2Z_TRY(g2z__orthogonalize(t));                        /* Muon: matrices at home, and back */
+  G2Z_TRY(g2z__muon_at_homes(t));                        /* orthogonalized, and back to slices */
   G2Z_TRY(g2z__optimize(t, 0, plan->early));             /* does nothing in a skipped step */
   return g2z__share(t, 0, plan->early);                  /* [D] during the next forward pass */
 }
@@ -2346,7 +2346,7 @@ G2Z__PRIVATE g2z_status g2z__exchange(g2z_trainer *t, g2z__direction direction) 
 
 /* Computes u of this rank's slices, and sends it to the homes. In a skipped step u is not computed;
  * old bytes travel, and their result is not used. */
-G2Z__PRIVATE g2z_status g2z__momentum(g2z_trainer *t) {
+G2Z__PRIVATE g2z_status g2z__muon_to_homes(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   if (!plan->muon_weights) return G2Z_OK;
   G2Z__SPAN(t->device, MOMENTUM,
@@ -2356,7 +2356,7 @@ G2Z__PRIVATE g2z_status g2z__momentum(g2z_trainer *t) {
 }
 
 /* Waits for u of the weights at home, turns it into O, and waits for O of this rank's slices. */
-G2Z__PRIVATE g2z_status g2z__orthogonalize(g2z_trainer *t) {
+G2Z__PRIVATE g2z_status g2z__muon_at_homes(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   char *area = t->model.logits;
   if (!plan->muon_weights) return G2Z_OK;
