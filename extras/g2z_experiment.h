@@ -901,7 +901,7 @@ G2Z_API g2z_status g2z_stopwatch_ranks(g2z_context *context, g2z_stopwatch *w) {
 static g2z_status g2zx_new_summary(g2z_services *services, const g2z_bench *o,
                                    const char *experiment, g2z_summary **out) {
   G2Z_TRY(g2z_summary_create(services, experiment, out));
-  snprintf((*out)->command_line, sizeof (*out)->command_line, "%.1000s", o->command_line);
+  snprintf((*out)->command_line, sizeof (*out)->command_line, "%s", o->command_line);
   snprintf((*out)->commit, sizeof (*out)->commit, "%s", o->commit ? o->commit : "unknown");
   return G2Z_OK;
 }
@@ -1344,7 +1344,7 @@ static g2z_status g2zx_check_job(const g2zx_experiment *e, int stage, g2zx_job *
 
 static void g2zx_give_up(g2z_point *p, g2z_outcome outcome, const char *reason) {
   p->outcome = outcome;
-  snprintf(p->reason, sizeof p->reason, "%.390s", reason); /* a cut character may grow in JSON */
+  snprintf(p->reason, sizeof p->reason, "%.390s", reason);
 }
 
 /* Appends a part to a name, after a comma. */

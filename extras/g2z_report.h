@@ -180,7 +180,7 @@ G2Z_API void g2z_object_free(g2z_object *object);
 G2Z_API int g2z_object_at(const g2z_object *object, const char *at, g2z_json *json);
 /* NaN: there is no number at `at`. */
 G2Z_API double g2z_object_number(const g2z_object *object, const char *at);
-/* Copies the text at `at`. "": there is none, or it does not fit. */
+/* Copies the text at `at`, cut off where `out` is full. "": there is none, or it takes 8 KiB. */
 G2Z_API void g2z_object_copy(const g2z_object *object, const char *at, char *out, size_t room);
 /* 1: *json is inside the array at `at`, before its first element. */
 G2Z_API int g2z_object_list(const g2z_object *object, const char *at, g2z_json *json);
@@ -961,10 +961,13 @@ G2Z_API int g2z_object_next(const g2z_object *object, g2z_json *json, g2z_object
 
 G2Z_API void g2z_object_copy(const g2z_object *object, const char *at, char *out, size_t room) {
   g2z_json json;
+  char whole[8192];
   out[0] = 0;
   if (!g2z_object_at(object, at, &json) || g2z_json_peek(&json) != '"') return;
   const g2z_json_text text = g2z_json_string(&json);
-  if (text.bytes < room) out[g2z_json_unescape(&text, (unsigned char *)out)] = 0;
+  if (text.bytes >= sizeof whole) return;
+  whole[g2z_json_unescape(&text, (unsigned char *)whole)] = 0;
+  snprintf(out, room, "%s", whole);
 }
 
 /* Reads a run's training_metrics.json, if it exists. */
@@ -1302,13 +1305,11 @@ static char *g2zp_page_get(g2z_page *page, const g2z_object *object, const char 
 }
 
 /* The text or number at fact->at; "": neither. */
-static const char *g2zp_object_cell(char cell[G2ZP_CELL], g2z_page *page, const g2z_object *object,
+static const char *g2zp_object_cell(char cell[G2ZP_CELL], const g2z_object *object,
                                     const g2zp_fact *fact) {
-  char *text = g2zp_page_get(page, object, fact->at);
-  if (text) snprintf(cell, G2ZP_CELL, "%s", text);
-  else g2zp_number_text(cell, fact->format, g2z_object_number(object, fact->at) * fact->factor);
-  g2z_release(object->services, text);
-  return cell;
+  const double number = g2z_object_number(object, fact->at) * fact->factor;
+  g2z_object_copy(object, fact->at, cell, G2ZP_CELL);
+  return *cell ? cell : g2zp_number_text(cell, fact->format, number);
 }
 
 /* A heading, and a table with a row per object of the list at `at`; nothing if there are none. */
@@ -1324,7 +1325,7 @@ static void g2zp_page_list(g2z_page *page, const char *heading, const g2z_object
     if (!rows) g2z_page_heading(page, heading);
     if (!rows) g2z_page_table(page, count, headers);
     for (int c = 0; c < count; c++)
-      g2z_page_cell(page, "%s", g2zp_object_cell(cell, page, &row, &columns[c]));
+      g2z_page_cell(page, "%s", g2zp_object_cell(cell, &row, &columns[c]));
   }
 }
 
@@ -1814,9 +1815,9 @@ static void g2zp_page_runs(g2z_page *page, const g2z_object *runs, size_t count)
   int shown[G2ZP_COMPARED], used = 0;
   for (int c = 0; c < G2ZP_COMPARED; c++) {
     const g2zp_fact *fact = &g2zp_run_facts[c];
-    int differs = g2zp_object_cell(first, page, &runs[0], fact)[0] && count == 1;
+    int differs = g2zp_object_cell(first, &runs[0], fact)[0] && count == 1;
     for (size_t r = 1; r < count && !differs; r++)
-      differs = strcmp(g2zp_object_cell(cell, page, &runs[r], fact), first) != 0;
+      differs = strcmp(g2zp_object_cell(cell, &runs[r], fact), first) != 0;
     if (!differs && first[0]) g2z_page_fact(page, fact->name, "%s", first);
     if (!differs) continue;
     shown[used++] = c;
@@ -1827,7 +1828,7 @@ static void g2zp_page_runs(g2z_page *page, const g2z_object *runs, size_t count)
     g2z_page_cell(page, "%s", runs[r].path);
     for (int c = 0; c < used; c++)
       g2z_page_cell(page, "%s",
-                    g2zp_object_cell(cell, page, &runs[r], &g2zp_run_facts[shown[c]]));
+                    g2zp_object_cell(cell, &runs[r], &g2zp_run_facts[shown[c]]));
   }
 }
 

@@ -93,7 +93,7 @@ static void test_summaries_full(g2z_test *t) {
   static const char *const fills[] = {"\"", "\x1b", "\\\n", "\xc3\xbc"};
   g2z_summary *summary = test_summary(t);
   const char *path = test_at(t, "full_report.json");
-  for (int i = 0; i < 4; i++) { /* the last: umlauts; the array's end splits one */
+  for (int i = 0; i < 4; i++) { /* umlauts: the array's end splits one, then what replaces it */
     const char *fill = fills[i];
     char *to[] = {summary->command_line, summary->points[2].reason};
     size_t room[] = {sizeof summary->command_line, sizeof summary->points[2].reason};
@@ -104,7 +104,7 @@ static void test_summaries_full(g2z_test *t) {
     CHECK_OK(t, g2z_summary_write(summary, path));
     const g2z_summary *again = test_summary_read(t, path);
     for (int k = 0; k < 2; k++)
-      if (i == 3) to[k][room[k] - 2] = '?';
+      if (i == 3) to[k][room[k] - 2] = '\xef';
     CHECK(t, strcmp(again->command_line, summary->command_line) == 0);
     CHECK(t, strcmp(again->points[2].reason, summary->points[2].reason) == 0);
   }
@@ -113,8 +113,6 @@ static void test_summaries_full(g2z_test *t) {
 static void test_summaries_damaged(g2z_test *t) {
   static const struct { const char *from, *to, *says; } changes[] = {
       {"gpt2_zero experiment 1", "gpt2_zero experiment 9", "only \"gpt2_zero experiment 1\""},
-      {"\"1 ranks\"", "\"1 ranks, 1 ranks, 1 ranks, 1 ranks, 1 ranks, 1 ranks, 1 ranks, 1 ranks, "
-       "1 ranks, 1 ranks, 1 ranks\"", "at most 95 "},
       {"\"scaling\"", "\"baking\"", "no experiment is called \"baking\""},
       {"\"outcome\": \"ok\"", "\"outcome\": \"no\"", "not \"no\""},
       {"\"name\": \"1 ranks\"", "\"nome\": \"1 ranks\"", "the point \"\" needs a name"},
