@@ -1110,6 +1110,7 @@ static void test_run_saves(g2z_test *t, test_run_setup *s, const char *run_dir) 
   test_run_prepare(t, s, run_dir);
   s->config.train.dropout = 0.1f;
   s->config.train.dtype = G2Z_FP16;
+  s->config.train.optimizer.loss_scale = 4096; /* it grows, and no step is skipped */
   s->config.train.optimizer.loss_scale_window = 3;
   s->config.save_every = 3;
   s->config.save_epochs = 1;
