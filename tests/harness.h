@@ -809,12 +809,19 @@ static double rank_seconds(double seconds) {
   return busy && atof(busy) > 1 ? seconds * atof(busy) : seconds;
 }
 
-/* A rank program's context, on a CPU or a GPU. */
-static g2z_status rank_context(g2z_services *services, int gpu, g2z_context **context) {
-  memset(services, 0, sizeof *services);
-  g2z_context_config cc = g2z_context_config_default(services);
-  cc.device = gpu ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
-  return g2z_context_create(&cc, context);
+/* What a rank program opens belongs to its g2z_test, as in a test. */
+static g2z_context *rank_context(g2z_test *t, int gpu) {
+  g2z_context *context;
+  REQUIRE_OK(t, test_context(t, gpu ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU, &context));
+  return context;
+}
+
+static g2z_trainer *rank_trainer(g2z_test *t, g2z_context *context,
+                                 const g2z_train_config *config) {
+  g2z_trainer *trainer;
+  REQUIRE_OK(t, test_trainer_create(context, config, &trainer));
+  test_own(t, test_end_trainer, trainer);
+  return trainer;
 }
 
 /* A rank program leaves its results in a file. */

@@ -403,75 +403,57 @@ static g2z_train_config resume_config(int index) {
 }
 
 /* Runs steps first..last - 1; stores the loss and norm of each. */
-static g2z_status resume_steps(g2z_trainer *trainer, int first, int last, float (*out)[2]) {
+static void resume_steps(g2z_test *t, g2z_trainer *trainer, int first, int last, float (*out)[2]) {
   int32_t x[2 * RESUME_TOKENS], y[2 * RESUME_TOKENS];
-  g2z_status status = G2Z_OK;
   g2z_report report;
-  for (int step = first; step < last && status == G2Z_OK; step++) {
+  for (int step = first; step < last; step++) {
     uint64_t seed = 10 * (uint64_t)step + (uint64_t)trainer->plan->rank;
     test_tokens(x, 2 * RESUME_TOKENS, 1003, seed);
     test_tokens(y, 2 * RESUME_TOKENS, 1003, seed + 1000);
-    status = g2z_trainer_step_batch(trainer, x, y, &report);
-    if (status == G2Z_OK) status = g2z_trainer_flush(trainer, &report);
+    REQUIRE_OK(t, g2z_trainer_step_batch(trainer, x, y, &report));
+    REQUIRE_OK(t, g2z_trainer_flush(trainer, &report));
     out[step][0] = report.loss;
     out[step][1] = report.grad_norm;
   }
-  return status;
-}
-
-/* Reads the weights and frees the trainer. */
-static g2z_status resume_end(g2z_trainer *trainer, g2z_status status, float *weights) {
-  if (status == G2Z_OK)
-    status = g2z_trainer_read(trainer, G2Z_BUFFER_MASTER, 0, trainer->plan->parameters, weights);
-  g2z_trainer_free(trainer);
-  return status;
 }
 
 /* resume DEVICE DIRECTORY: for each case a training that saves in the middle, one that resumes
  * there, and one from the start; the last two use the first one's tuning table. */
-static int rank_resume(int argc, char **argv) {
-  g2z_services services;
-  g2z_context *context = NULL;
-  if (argc != 2) return 2;
-  g2z_status status = rank_context(&services, atoi(argv[0]), &context);
-  int wrong = 0;
-  for (int i = 0; i < RESUME_CASES && status == G2Z_OK; i++) {
-    float seen[3][RESUME_STEPS][2], *weights[3] = {NULL, NULL, NULL};
-    char saved[600], tuning[600];
+static void rank_resume(g2z_test *t, char **argv) {
+  enum { MIDDLE = RESUME_STEPS / 2 };
+  const int gpu = atoi(argv[0]);
+  g2z_context *context = rank_context(t, gpu);
+  const int before = t->owned_count;
+  for (int i = 0; i < RESUME_CASES; i++) {
+    float seen[3][RESUME_STEPS][2], *weights[3];
     g2z_train_config config = resume_config(i);
-    g2z_trainer *trainer = NULL;
-    if (!atoi(argv[0])) config.graph = 0; /* a CPU has none */
-    snprintf(saved, sizeof saved, "%.500s/case%d", argv[1], i);
-    snprintf(tuning, sizeof tuning, "%.500s/tuning%d.txt", argv[1], i);
+    if (!gpu) config.graph = 0; /* a CPU has none */
     memset(seen, 0, sizeof seen);
-    for (int turn = 0; turn < 3 && status == G2Z_OK; turn++) {
-      int from = turn == 1 ? RESUME_STEPS / 2 : 0;
+    for (int turn = 0; turn < 3; turn++) {
+      const char *saved = test_text("%s/case%d", argv[1], i);
+      const char *tuning = test_text("%s/tuning%d.txt", argv[1], i);
+      const int from = turn == 1 ? MIDDLE : 0;
       config.tuning = turn ? tuning : NULL;
-      status = test_trainer_create(context, &config, &trainer);
-      if (status != G2Z_OK) break;
-      weights[turn] = (float *)calloc(trainer->plan->parameters, sizeof(float));
-      if (turn == 1) status = g2z_trainer_load(trainer, saved);
-      if (turn == 0) status = resume_steps(trainer, 0, RESUME_STEPS / 2, seen[0]);
-      if (turn == 0 && status == G2Z_OK) status = g2z_trainer_save(trainer, saved);
-      if (status == G2Z_OK)
-        status = resume_steps(trainer, turn ? from : RESUME_STEPS / 2, RESUME_STEPS, seen[turn]);
-      if (turn == 0 && status == G2Z_OK && trainer->plan->rank == 0)
-        status = g2z_trainer_write_tuning(trainer, tuning);
-      status = g2z_ranks_agree(context->ranks, status);
-      size_t bytes = trainer->plan->parameters * sizeof(float);
-      status = resume_end(trainer, status, weights[turn]);
-      if (status != G2Z_OK || !turn) continue;
-      int same = memcmp(seen[turn][from], seen[0][from],
-                        (size_t)(RESUME_STEPS - from) * sizeof seen[0][0]) == 0 &&
-                 memcmp(weights[turn], weights[0], bytes) == 0;
-      if (!same) printf("case %d differs when it is %s\n", i, turn == 1 ? "resumed" : "repeated");
-      wrong += !same || !(seen[turn][from][0] > 0);
+      g2z_trainer *trainer = rank_trainer(t, context, &config);
+      const size_t bytes = trainer->plan->parameters * sizeof(float);
+      weights[turn] = (float *)test_memory(t, bytes);
+      if (turn == 1) REQUIRE_OK(t, g2z_trainer_load(trainer, saved));
+      if (turn == 0) resume_steps(t, trainer, 0, MIDDLE, seen[0]);
+      if (turn == 0) REQUIRE_OK(t, g2z_trainer_save(trainer, saved));
+      resume_steps(t, trainer, turn ? from : MIDDLE, RESUME_STEPS, seen[turn]);
+      if (turn == 0 && context->rank == 0)
+        CHECK_OK(t, g2z_trainer_write_tuning(trainer, tuning));
+      REQUIRE_OK(t, g2z_ranks_agree(context->ranks, G2Z_OK));
+      CHECK_OK(t, g2z_trainer_read(trainer, G2Z_BUFFER_MASTER, 0, trainer->plan->parameters,
+                                   weights[turn]));
+      if (turn == 0) continue;
+      const size_t rest = (size_t)(RESUME_STEPS - from) * sizeof seen[0][0];
+      FAIL_IF(t, memcmp(seen[turn][from], seen[0][from], rest) != 0 ||
+              memcmp(weights[turn], weights[0], bytes) != 0 || !(seen[turn][from][0] > 0),
+              "case %d differs when it is %s", i, turn == 1 ? "resumed" : "repeated");
     }
-    for (int turn = 0; turn < 3; turn++) free(weights[turn]);
+    test_end(t, before);
   }
-  if (status != G2Z_OK) printf("%s\n", services.error);
-  g2z_context_free(context);
-  return status != G2Z_OK || wrong;
 }
 
 static void test_cuda_resume(g2z_test *t) {
