@@ -72,7 +72,8 @@ static int rank_program(int argc, char **argv) {
   for (size_t i = 0; i < sizeof rank_programs / sizeof *rank_programs; i++) {
     if (argc < 1 || strcmp(argv[0], rank_programs[i].name) != 0) continue;
     if (rank_programs[i].run) return rank_programs[i].run(argc - 1, argv + 1);
-    return argc - 1 == rank_programs[i].arguments ? rank_checks(rank_programs[i].check, argv + 1) : 2;
+    if (argc - 1 != rank_programs[i].arguments) return 2;
+    return rank_checks(rank_programs[i].check, argv + 1);
   }
   fprintf(stderr, "no rank program is called \"%s\"\n", argc > 0 ? argv[0] : "");
   return 99;

@@ -18,12 +18,11 @@ static void test_files_writer(g2z_test *t) {
   /* Writes of sizes around the buffer's, and texts, compared with the same bytes in memory. */
   enum { BYTES = 400000 };
   static const size_t sizes[] = {1, 0, 7, 65535, 65536, 65537, 3000, 130000};
-  char *want = (char *)malloc(BYTES + 1);
+  char *want = (char *)test_memory(t, BYTES + 1);
   const char *path = test_at(t, "file.bin");
   uint32_t random = 1;
   g2z_writer *writer;
   for (int i = 0; i < BYTES; i++) want[i] = (char)('a' + test_bpe_random(&random) % 26);
-  want[BYTES] = 0;
   CHECK_OK(t, g2z_writer_create(&t->services, path, &writer));
   for (size_t turn = 0, at = 0, n; at < BYTES; turn++, at += n) {
     n = sizes[turn % 8] < BYTES - at ? sizes[turn % 8] : BYTES - at;
@@ -55,7 +54,6 @@ static void test_files_writer(g2z_test *t) {
   g2z_writer_free(writer);
   test_files_hold(t, path, "onetwo!", 7, 1);
   g2z_writer_free(NULL);
-  free(want);
 }
 
 /* A call on a path, in which "$" is the test's directory, fails and leaves its output empty. */
@@ -315,7 +313,7 @@ static void test_json_grammar(g2z_test *t) {
       CHECK(t, status == G2Z_OK || status == G2Z_FORMAT);
     }
   }
-  char *endless = (char *)malloc(ENDLESS); /* a recursive reader would overflow its stack */
+  char *endless = (char *)test_memory(t, ENDLESS); /* a recursive reader would overflow its stack */
   for (int i = 0; i < ENDLESS; i++) endless[i] = i % 2 ? '[' : '{';
   CHECK(t, test_json_walk(t, endless, ENDLESS) == G2Z_FORMAT);
   memset(endless, '[', ENDLESS);
@@ -325,7 +323,6 @@ static void test_json_grammar(g2z_test *t) {
   endless[G2Z_JSON_DEPTH] = '[';
   CHECK_FORMAT(t, test_json_walk(t, endless, 2 * G2Z_JSON_DEPTH + 2),
                "nested deeper than 64 levels");
-  free(endless);
 }
 
 static void test_json_sentences(g2z_test *t) {

@@ -142,8 +142,9 @@ static void test_plan_tiles(g2z_test *t) {
     config.bucket_mb = buckets[size];
     const g2z_plan *plan = test_plan(t, &config, G2Z_DEVICE_CPU, 0, world);
     test_plan_units(t, plan);
-    unsigned char *seen = (unsigned char *)calloc(plan->elements, 1);
-    unsigned char *named = (unsigned char *)calloc(plan->parameters, 1);
+    const int before = t->owned_count;
+    unsigned char *seen = (unsigned char *)test_memory(t, plan->elements);
+    unsigned char *named = (unsigned char *)test_memory(t, plan->parameters);
     size_t updated = 0, decayed = 0, wrong = 0, padding = 0;
     for (int rank = 0; rank < (column == 0 ? 1 : world); rank++) {
       plan = test_plan(t, &config, G2Z_DEVICE_CPU, rank, world);
@@ -158,8 +159,7 @@ static void test_plan_tiles(g2z_test *t) {
     }
     for (size_t e = 0; e < plan->parameters; e++) wrong += named[e] != 1;
     CHECK(t, wrong == 0 && padding == plan->elements - plan->parameters);
-    free(seen);
-    free(named);
+    test_end(t, before);
   }
 }
 

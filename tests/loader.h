@@ -65,7 +65,7 @@ static void test_loader_step(g2z_test *t, g2z_loader *loader, const g2z_loader_c
 
 static void test_shuffle(g2z_test *t) {
   static const int64_t larger[] = {1023, 1024, 1025, 4095, 4097, 65535, 65536, 65537};
-  char *seen = (char *)malloc(70000);
+  static char seen[70000];
   for (int i = 0; i < 308; i++) { /* a permutation */
     const int64_t n = i < 300 ? i + 1 : larger[i - 300];
     int64_t distinct = 0;
@@ -76,7 +76,6 @@ static void test_shuffle(g2z_test *t) {
     }
     CHECK(t, distinct == n);
   }
-  free(seen);
   int64_t same_epoch = 0, same_seed = 0, near = 0, still = 0;
   for (int64_t p = 0; p < 10000; p++) {
     int64_t at = g2z__shuffle(1, 0, 10000, p);

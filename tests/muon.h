@@ -429,6 +429,7 @@ static void test_muon_homes(g2z_test *t) {
   for (int i = 0; i < MOST * COLUMNS * 3; i++) {
     const int world = 1 + i / COLUMNS / 3, column = i % COLUMNS, size = i / COLUMNS % 3;
     g2z_train_config config = test_config_of(1 + (i + world) % 5, 2, 16 << (i % 2), 8, 61);
+    const int before = t->owned_count;
     muon_map map;
     g2z_weight *weights = NULL;
     g2z_route *routes = NULL;
@@ -440,12 +441,12 @@ static void test_muon_homes(g2z_test *t) {
     memset(&map, 0, sizeof map);
     const g2z_plan *plan = test_plan(t, &config, device, 0, world);
     const size_t P = plan->parameters;
-    map.owners = (unsigned char *)calloc(2 * P, 1);
+    map.owners = (unsigned char *)test_memory(t, 2 * P);
     map.arrives = map.owners + P;
     for (int rank = 0; rank < world; rank++) {
-      map.canonical[rank] = (int32_t *)malloc(P * sizeof(int32_t));
+      map.canonical[rank] = (int32_t *)test_memory(t, P * sizeof(int32_t));
       memset(map.canonical[rank], 0xff, P * sizeof(int32_t)); /* -1 */
-      map.home[rank] = (unsigned char *)calloc(P, 1);
+      map.home[rank] = (unsigned char *)test_memory(t, P);
     }
     for (int rank = 0; rank < world; rank++) {
       plan = test_plan(t, &config, device, rank, world);
@@ -454,22 +455,16 @@ static void test_muon_homes(g2z_test *t) {
       muon_ranges(t, plan, &map);
       muon_shapes(t, plan);
       if (rank == 0) {
-        weights = (g2z_weight *)malloc(bytes);
-        routes = (g2z_route *)malloc(route_bytes + 1);
+        weights = (g2z_weight *)test_memory(t, bytes);
+        routes = (g2z_route *)test_memory(t, route_bytes);
         memcpy(weights, plan->weight, bytes);
-        memcpy(routes, plan->route ? plan->route : routes, route_bytes);
+        if (plan->routes) memcpy(routes, plan->route, route_bytes);
       }
       CHECK(t, memcmp(weights, plan->weight, bytes) == 0);
       CHECK(t, !plan->routes || memcmp(routes, plan->route, route_bytes) == 0);
     }
     muon_routes(t, plan, &map);
-    for (int rank = 0; rank < world; rank++) {
-      free(map.canonical[rank]);
-      free(map.home[rank]);
-    }
-    free(map.owners);
-    free(weights);
-    free(routes);
+    test_end(t, before);
   }
 }
 

@@ -809,7 +809,7 @@ static void ops_embedding(ops_env *e, int B, int T, int C, int V) {
   float *wte = ops_random(e, words, 1), *wpe = ops_random(e, places, 1), *out = ops_output(e, n);
   float *dout = ops_random(e, n, 1), *before = ops_random(e, words + places, 4);
   float *dwte = ops_output(e, words), *dwpe = ops_output(e, places);
-  int32_t *tokens = (int32_t *)malloc((size_t)(B * T) * sizeof *tokens);
+  int32_t *tokens = (int32_t *)test_memory(e->t, (size_t)(B * T) * sizeof *tokens);
   double *want = ops_doubles(e, n), *sums = ops_doubles(e, words + places);
   double *sizes = ops_doubles(e, words + places);
   const g2z_dropout *d = ops_dropout(e, T > 1 ? 0.5f : 0, T);
@@ -841,7 +841,6 @@ static void ops_embedding(ops_env *e, int B, int T, int C, int V) {
     /* Rows beyond the sequence length belong to longer sequences. */
     CHECK(e->t, memcmp(dwpe + T * C, before + words + T * C, (size_t)(2 * C) * sizeof(float)) == 0);
   }
-  free(tokens);
 }
 
 /* Adds all tokens' rows to a part of wte's gradient: nothing outside of the part changes. */
@@ -849,7 +848,8 @@ static void ops_embedding_add(ops_env *e, int N, int C, int V, int first, int co
   int words = V * C;
   float *rows = ops_random(e, N * C, 1), *grads = ops_random(e, words, 4);
   double *sums = ops_doubles(e, words), *sizes = ops_doubles(e, words);
-  int32_t *tokens = (int32_t *)malloc((size_t)(3 * N) * sizeof *tokens), *order = tokens + N;
+  int32_t *tokens = (int32_t *)test_memory(e->t, (size_t)(3 * N) * sizeof *tokens);
+  int32_t *order = tokens + N;
   for (int i = 0; i < N; i++) tokens[i] = (i * i + 3) % V;
   for (int i = 0; i < words; i++) grads[i] = g2z__round(e->grad, grads[i]);
   ops_begin(sums, sizes, grads, words);
@@ -868,7 +868,6 @@ static void ops_embedding_add(ops_env *e, int N, int C, int V, int first, int co
   g2z_row_part part = {(size_t)first, (size_t)count, (size_t)first};
   OPS_RUN(e, embed_add, grads, &part, 1, rows, order, N, C);
   ops_expect(e, "embed_add", grads, sums, sizes, words, e->grad, ops_walk(N));
-  free(tokens);
 }
 
 static void ops_embedding_at(ops_env *e, const int *shape) {
@@ -912,7 +911,7 @@ static void ops_head(ops_env *e, const int *shape) {
   double *want = ops_doubles(e, all), *size = ops_doubles(e, all), *want_h = ops_doubles(e, n);
   double *want_loss = ops_doubles(e, N), *size_h = ops_doubles(e, n);
   double *want_w = ops_doubles(e, words), *size_w = ops_doubles(e, words);
-  int32_t *targets = (int32_t *)malloc((size_t)N * sizeof *targets);
+  int32_t *targets = (int32_t *)test_memory(e->t, (size_t)N * sizeof *targets);
   for (int i = 0; i < N; i++) targets[i] = i == 0 ? V - 1 : (i * 31) % V;
   for (int i = V * C; i < words; i++) wte[i] = 1e30f; /* would ruin every softmax */
   const float dloss = 1.0f / 64;
@@ -966,7 +965,6 @@ static void ops_head(ops_env *e, const int *shape) {
             &e->state, G2Z_OVERWRITE, N, C, V, Vp, chunk);
     CHECK(e->t, memcmp(dwte, before, (size_t)words * sizeof *dwte) == 0);
   }
-  free(targets);
 }
 
 static void ops_head_fp8(ops_env *e, const int *shape) {

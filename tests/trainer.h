@@ -693,7 +693,8 @@ static void turns_look(int next) {
   if (unit < 1 || unit > L) return; /* unit 0: the final LayerNorm */
   turns_seen++;
   turns_wrong += t->buffered[unit % 2] != unit || !t->buffered_joined[unit % 2];
-  turns_wrong += unit + next >= 1 && unit + next <= L && t->buffered[(unit + next) % 2] != unit + next;
+  next += unit;
+  turns_wrong += next >= 1 && next <= L && t->buffered[next % 2] != next;
 }
 static g2z_status turns_fwd(g2z_device *device, void *y, void *narrow, float *mean, float *rstd,
                             const void *x, const void *w, const void *b, int N, int C) {
@@ -738,7 +739,7 @@ static void rank_turns(g2z_test *t, char **argv) {
    * start. */
   const int L = config.model.layers;
   CHECK(t, turns_gathers == 5 + STEPS * (2 * (L - 2) * config.accum + 5));
-  CHECK(t, turns_seen == STEPS * config.accum * L * (2 + 4)); /* a block's LayerNorms and products */
+  CHECK(t, turns_seen == STEPS * config.accum * L * (2 + 4)); /* LayerNorms, and products */
   CHECK(t, turns_wrong == 0);
   /* Writes to the first block, which is in a buffer. The logits must use the new values at once:
    * they must equal the logits after the block has been gathered again. */

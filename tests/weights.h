@@ -7,12 +7,11 @@ static const char *test_weights_file(g2z_test *t, const char *header, const void
                                      size_t count) {
   const char *path = test_path(t, "model.safetensors");
   uint64_t length = strlen(header);
-  char *bytes = (char *)calloc(1, 8 + length + count);
+  char *bytes = (char *)test_memory(t, 8 + length + count);
   memcpy(bytes, &length, 8);
   memcpy(bytes + 8, header, length);
   if (data) memcpy(bytes + 8 + length, data, count);
   test_write_file(t, path, bytes, 8 + length + count);
-  free(bytes);
   return path;
 }
 
