@@ -172,7 +172,7 @@ static void test_plan_last_buckets(g2z_test *t) {
   config.dtype = G2Z_FP16;
   config.seq = 16;
   for (int i = 0; i < 4; i++) {
-    int accum = 1 + i % 2, rows = i / 2;
+    int accum = 1 + 2 * (i % 2), rows = i / 2; /* 3: gradients are fp32 */
     size_t most = accum == 1 && !rows ? 16 << 20 : 64 << 20, size = 8 << 20;
     config.accum = accum;
     config.batch = rows ? 524 : 525; /* 8,384 tokens per rank, or 8,400 */
