@@ -50,7 +50,6 @@ static const struct {
     {"mismatch", rank_mismatch, NULL, 0},
     {"loop", rank_loop, NULL, 0},
     {"spawn", rank_spawn, NULL, 0},
-    {"slow", rank_slow, NULL, 0},
     {"trap", rank_trap, NULL, 0},
     {"resume", NULL, rank_resume, 2},
     {"zero", NULL, rank_zero, 5},
@@ -58,6 +57,7 @@ static const struct {
     {"trouble", NULL, rank_trouble, 4},
     {"masked", NULL, rank_masked, 4},
     {"muon", NULL, rank_muon, 1},
+    {"slow", NULL, rank_slow, 0},
 };
 
 static int rank_checks(void (*check)(g2z_test *t, char **argv), char **argv) {
@@ -270,7 +270,7 @@ static const g2z_test_entry test_table[] = {
     {"slurm_scripts", "the batch scripts start what their knobs say", test_slurm_scripts},
     {"rehearsal", "all products are timed before the first step or validation", test_rehearsal},
     {"cuda_rehearsal", "the same in a GPU's tuning table", test_cuda_rehearsal},
-    {"context_refusals", "ranks, types and sizes that cannot be had", test_context_refusals},
+    {"context_refusals", "a model that does not fit the memory", test_context_refusals},
     {"sampling", "temperature, top-k and top-p draw what they should", test_sampling},
     {"model_scores", "scores equal Hugging Face's; ignored targets", test_model_scores},
     {"model_cache", "a model holds weights, one block and a cache, no more", test_model_cache},

@@ -74,9 +74,8 @@ static void test_saved_replace(g2z_test *t, const char *directory, const char *n
 static void test_checkpoint_resume(g2z_test *t) {
   enum { SAVE = 9, STEPS = 24 };
   for (int i = 0; i < 6; i++) {
-    char shard[512];
     float losses[STEPS + 1] = {0}, resumed[STEPS + 1] = {0};
-    g2z_train_config config = test_saved_config(t, shard);
+    g2z_train_config config = test_saved_config(t);
     g2z_trainer *trainer;
     g2z_report middle, last;
     memset(&middle, 0, sizeof middle);
@@ -125,13 +124,12 @@ static void test_checkpoint_resume(g2z_test *t) {
  * saved as a dynamic one, and good steps with it do not count. */
 static void test_checkpoint_reshaped_with(g2z_test *t, g2z_optimizer kind) {
   static float was[3 * 20000], is[3 * 20000];
-  char shard[512], at[512];
   float losses[32];
-  g2z_train_config config = test_saved_config(t, shard);
+  g2z_train_config config = test_saved_config(t);
+  const char *at = test_kept(t, test_at(t, "at%d", (int)kind));
   const int fixed = kind == G2Z_OPTIMIZER_ADAMW;
   g2z_trainer *trainer;
   g2z_report report;
-  snprintf(at, sizeof at, "%s", test_at(t, "at%d", (int)kind));
   config.optimizer.kind = kind;
   config.bucket_mb = 0.003;
   config.dtype = G2Z_FP16;
@@ -190,9 +188,8 @@ static void test_saved_position(g2z_test *t, const g2z_train_config *config, con
  * whatever its name, and also if the checkpoint does not identify its data. */
 static void test_checkpoint_data(g2z_test *t) {
   const size_t ends[] = {0, 1024, 1024 + 2 * 2000}; /* the first token, the last */
-  char shard[512];
   float losses[32];
-  g2z_train_config config = test_saved_config(t, shard);
+  g2z_train_config config = test_saved_config(t);
   const char *at = test_at(t, "at");
   config.batch = 20;
   g2z_trainer *trainer = test_trainer_of(t, &config);
@@ -200,8 +197,7 @@ static void test_checkpoint_data(g2z_test *t) {
   CHECK_OK(t, g2z_trainer_save(trainer, at));
   config.train_glob = NULL; /* the caller supplies the data */
   test_saved_position(t, &config, at, -1);
-  config.train_glob = shard;
-  snprintf(shard, sizeof shard, "%s", test_at(t, "other.bin"));
+  const char *shard = config.train_glob = test_kept(t, test_path(t, "other.bin"));
   test_run_shard(t, "other.bin", 1000);
   test_saved_position(t, &config, at, 0);
   for (int i = 0; i < 3; i++) {
@@ -217,12 +213,11 @@ static void test_checkpoint_data(g2z_test *t) {
 static void test_checkpoint_damage(g2z_test *t) {
   static const char *const names[] = {"trainer_state.json", "config.json", "model.safetensors",
                                       "optimizer.safetensors", "CHECKSUMS"};
-  char at[512];
   float losses[16] = {0}, after[16] = {0};
   g2z_train_config config = test_config_of(1, 1, 8, 8, 61);
   g2z_trainer *trainer;
   test_batch b = test_some_batch();
-  snprintf(at, sizeof at, "%s", test_path(t, "at"));
+  const char *at = test_kept(t, test_path(t, "at"));
   trainer = test_trainer_of(t, &config);
   test_steps(t, trainer, b.x, b.y, 3, losses, NULL);
   CHECK_OK(t, g2z_trainer_save(trainer, at));
@@ -274,11 +269,10 @@ static void test_checkpoint_refused(g2z_test *t) {
       {STATE, "\"dtype\": \"fp32", "\"dtype\": \"fp3x", STATE, "dtype cannot be \"fp3x\""}};
 #undef OPTIMIZER
 #undef STATE
-  char shard[512], at[512];
   float losses[16];
-  g2z_train_config config = test_saved_config(t, shard);
+  g2z_train_config config = test_saved_config(t);
   g2z_trainer *trainer;
-  snprintf(at, sizeof at, "%s", test_path(t, "at"));
+  const char *at = test_kept(t, test_path(t, "at"));
   trainer = test_trainer_of(t, &config);
   test_saved_steps(t, trainer, 2, losses, NULL);
   CHECK_OK(t, g2z_trainer_save(trainer, at));
@@ -320,10 +314,9 @@ static void test_checkpoint_refused(g2z_test *t) {
 }
 
 static void test_checkpoint_trouble(g2z_test *t) {
-  char shard[512], at[512];
   float losses[16] = {0};
-  g2z_train_config config = test_saved_config(t, shard);
-  snprintf(at, sizeof at, "%s", test_path(t, "at"));
+  g2z_train_config config = test_saved_config(t);
+  const char *at = test_kept(t, test_path(t, "at"));
   g2z_trainer *trainer = test_trainer_of(t, &config);
   test_saved_steps(t, trainer, 2, losses, NULL);
   static const rlim_t limits[] = {100, 1000, 3000, 20000, 40000};
@@ -350,15 +343,15 @@ static void test_checkpoint_trouble(g2z_test *t) {
   CHECK(t, unlink(test_path(t, "next.partial")) == 0);
   test_saved_steps(t, trainer, 4, losses, NULL);
   CHECK(t, losses[4] > 0 && losses[4] < losses[1] + 1);
-  snprintf(at, sizeof at, "%s//", test_path(t, "slashes")); /* as shell completion writes it */
+  at = test_at(t, "slashes//"); /* as shell completion writes it */
   CHECK_OK(t, g2z_trainer_save(trainer, at));
   CHECK_OK(t, g2z_trainer_load(trainer, at));
   CHECK(t, test_files_count(t, "slashes") == 1 && test_files_count(t, "slashes/.partial") == 0);
 }
 
 static void test_checkpoint_locale(g2z_test *t) {
-  char file[56], shard[512];
-  g2z_train_config config = test_saved_config(t, shard), want = g2z_train_config_default(), is;
+  char file[56];
+  g2z_train_config config = test_saved_config(t), want = g2z_train_config_default(), is;
   const char *at = test_at(t, "at");
   /* glibc's format: a magic number, six offsets, and what localedef writes there for de_DE. */
   static const uint32_t words[14] = {0x20031114, 6, 32, 34, 36, 40, 44, 48, 0, 0, ',', '.', 0, 0};

@@ -193,6 +193,11 @@ static const char *test_path(const g2z_test *t, const char *name) {
   return path;
 }
 
+/* A text that the test owns. */
+static const char *test_kept(g2z_test *t, const char *text) {
+  return strcpy((char *)test_memory(t, strlen(text) + 1), text);
+}
+
 /* A formatted text in one of 64 buffers, which are reused cyclically. Functions that take such a
  * text have a macro that takes its format. */
 G2Z_PRINTF(1, 2)
@@ -732,9 +737,9 @@ static int test_train_is_there(void) { return access(test_train_program(), X_OK)
 /* ----- checkpoints ------------------------------------------------------- */
 
 /* A tiny model that reads "digits.bin": 125 sequences of 16. */
-static g2z_train_config test_saved_config(g2z_test *t, char shard[512]) {
+static g2z_train_config test_saved_config(g2z_test *t) {
   g2z_train_config config = test_config_of(1, 1, 16, 16, 257);
-  snprintf(shard, 512, "%s", test_path(t, "digits.bin"));
+  const char *shard = test_kept(t, test_path(t, "digits.bin"));
   if (access(shard, R_OK) != 0) test_run_shard(t, "digits.bin", 2001);
   config.train_glob = shard;
   config.optimizer.lr = 1e-2f;

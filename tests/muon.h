@@ -644,9 +644,8 @@ static void muon_changed(g2z_test *t, void *user, const char *name, g2z_param pa
  * its first step is no larger than AdamW's steps are. */
 static void test_muon_change(g2z_test *t) {
   for (int muon = 0; muon < 2; muon++) { /* 0: saved with AdamW; 1: with Muon */
-    char shard[512];
     float losses[16], *moments[6];
-    g2z_train_config config = test_saved_config(t, shard);
+    g2z_train_config config = test_saved_config(t);
     const char *at = test_at(t, "change%d", muon);
     g2z_trainer *trainer = NULL;
     double moved = 0;
@@ -686,10 +685,10 @@ static void muon_filed(g2z_test *t, void *user, const char *name, g2z_param para
 }
 
 static void test_muon_files(g2z_test *t) {
-  char shard[512], *text;
+  char *text;
   float losses[8], *v;
   size_t bytes;
-  g2z_train_config config = test_saved_config(t, shard);
+  g2z_train_config config = test_saved_config(t);
   const char *at = test_at(t, "zeros");
   config.optimizer.kind = G2Z_OPTIMIZER_MUON;
   g2z_trainer *trainer = test_trainer_of(t, &config);

@@ -215,35 +215,27 @@ static g2z_status slow_embed(g2z_device *device, void *out, const int32_t *token
   rank_sleep(0.2);
   return slow_right->embed_fwd(device, out, tokens, wte, wpe, dropout, B, T, C);
 }
-static int rank_slow(int argc, char **argv) {
+static void rank_slow(g2z_test *t, char **argv) {
   int32_t x[ZERO_SEQUENCES * ZERO_SEQ] = {0};
   g2z_report report;
-  g2z_context *context = NULL;
-  g2z_trainer *trainer = NULL;
-  (void)argc, (void)argv;
-  g2z_context_config cc = g2z_context_config_default(&rank_services);
+  g2z_context *context;
+  g2z_context_config cc = g2z_context_config_default(&t->services);
+  (void)argv;
   cc.device = G2Z_DEVICE_CPU;
-  cc.ranks = g2z_ranks_config_default();
-  cc.ranks.place.world = 0;
   cc.ranks.hang_s = rank_seconds(1);
   cc.ranks.on_fault = rank_on_fault;
-  g2z_status status = g2z_context_create(&cc, &context);
+  REQUIRE_OK(t, g2z_context_create(&cc, &context));
+  test_own(t, test_end_context, context);
   g2z_train_config config = zero_config(0, 0, 2, G2Z_FP32);
   config.batch = 1;
   config.accum = 10;
-  if (status == G2Z_OK) status = test_trainer_create(context, &config, &trainer);
-  if (status == G2Z_OK && context->rank == 1) {
-    slow_right = trainer->device->ops;
-    slow_ops = *slow_right;
-    slow_ops.embed_fwd = slow_embed;
-    trainer->device->ops = &slow_ops;
-  }
-  if (status == G2Z_OK) status = g2z_trainer_step_batch(trainer, x, x, &report);
-  if (status == G2Z_OK) status = g2z_trainer_flush(trainer, &report);
-  int code = rank_end(NULL, status);
-  g2z_trainer_free(trainer);
-  g2z_context_free(context);
-  return code;
+  g2z_trainer *trainer = rank_trainer(t, context, &config);
+  slow_right = trainer->device->ops;
+  slow_ops = *slow_right;
+  slow_ops.embed_fwd = slow_embed;
+  if (context->rank == 1) trainer->device->ops = &slow_ops;
+  REQUIRE_OK(t, g2z_trainer_step_batch(trainer, x, x, &report));
+  REQUIRE_OK(t, g2z_trainer_flush(trainer, &report));
 }
 
 /* ----- tests of places ----- */
