@@ -291,7 +291,6 @@ struct g2z_page {
   g2z_writer *writer;
   int open;
   int columns, cell;                 /* of the open table; cell: cells put so far */
-  int no_memory;                     /* 1: memory ran out, so a text is missing */
 };
 
 /* Colours that differ in lightness and hue: colour-blind readers can distinguish them. */
@@ -377,24 +376,14 @@ static g2zp_coordinate g2zp_coordinate_of(double value) {
 }
 #define G2ZP_AT(value) g2zp_coordinate_of(value).text
 
-/* The formatted text, of any length; freed with g2z_release. NULL: memory ran out, and
- * g2z_page_commit will report it. */
-static char *g2zp_page_format(g2z_page *page, const char *format, va_list arguments) {
-  va_list again;
-  char *text = NULL;
-  va_copy(again, arguments);
-  int length = vsnprintf(NULL, 0, format, again);
-  va_end(again);
-  if (length < 0 || g2z_allocate(page->services, (size_t)length + 1, 1, &text) != G2Z_OK)
-    page->no_memory = 1;
-  if (text) vsnprintf(text, (size_t)length + 1, format, arguments);
-  return text;
-}
+#define G2ZP_TEXT 8192 /* longer texts are cut off */
+
 /* Declares `text`, and formats the last parameters of the enclosing function, `format, ...`. */
-#define G2ZP_FORMAT(page, format, text)                        \
-  va_list arguments_;                                          \
-  va_start(arguments_, format);                                \
-  char *text = g2zp_page_format(page, format, arguments_);     \
+#define G2ZP_FORMAT(format, text)                     \
+  char text[G2ZP_TEXT];                               \
+  va_list arguments_;                                 \
+  va_start(arguments_, format);                       \
+  vsnprintf(text, sizeof text, format, arguments_);   \
   va_end(arguments_)
 
 /* Closes the open element and opens one of `kind`; keeps an open element of that kind. */
@@ -435,19 +424,17 @@ G2Z_API void g2z_page_heading(g2z_page *page, const char *text) {
 }
 
 G2Z_API void g2z_page_text(g2z_page *page, const char *format, ...) {
-  G2ZP_FORMAT(page, format, text);
+  G2ZP_FORMAT(format, text);
   g2zp_page_open(page, G2ZP_PAGE_PLAIN);
-  g2zp_element(page->writer, "<p>", text ? text : "", "</p>\n");
-  g2z_release(page->services, text);
+  g2zp_element(page->writer, "<p>", text, "</p>\n");
 }
 
 G2Z_API void g2z_page_fact(g2z_page *page, const char *name, const char *format, ...) {
-  G2ZP_FORMAT(page, format, text);
-  const int is_long = text && strlen(text) > 60;
+  G2ZP_FORMAT(format, text);
   g2zp_page_open(page, G2ZP_PAGE_FACTS);
-  g2zp_element(page->writer, is_long ? "<div class=long><dt>" : "<div><dt>", name, "</dt><dd>");
-  g2zp_element(page->writer, "", text ? text : "", "</dd></div>\n");
-  g2z_release(page->services, text);
+  g2zp_element(page->writer, strlen(text) > 60 ? "<div class=long><dt>" : "<div><dt>", name,
+               "</dt><dd>");
+  g2zp_element(page->writer, "", text, "</dd></div>\n");
 }
 
 G2Z_API void g2z_page_table(g2z_page *page, int columns, const char *const *headers) {
@@ -462,19 +449,16 @@ G2Z_API void g2z_page_table(g2z_page *page, int columns, const char *const *head
 
 G2Z_API void g2z_page_cell(g2z_page *page, const char *format, ...) {
   G2Z_ASSERT(page->open == G2ZP_PAGE_TABLE);
-  G2ZP_FORMAT(page, format, text);
+  G2ZP_FORMAT(format, text);
   const int last = page->cell + 1 == page->columns;
-  g2zp_element(page->writer, page->cell ? "<td>" : "<tr><td>",
-               !text ? "" : *text ? text : "\xe2\x80\x93", last ? "</tr>\n" : "");
+  g2zp_element(page->writer, page->cell ? "<td>" : "<tr><td>", *text ? text : "\xe2\x80\x93",
+               last ? "</tr>\n" : "");
   page->cell = last ? 0 : page->cell + 1;
-  g2z_release(page->services, text);
 }
 
 G2Z_API g2z_status g2z_page_commit(g2z_page *page) {
   g2zp_page_open(page, G2ZP_PAGE_PLAIN);
   g2z_writer_printf(page->writer, "</body>\n</html>\n");
-  if (page->no_memory)
-    return g2z_fail(page->services, G2Z_NO_MEMORY, "no memory for the text of the page");
   return g2z_writer_commit(page->writer);
 }
 
@@ -1292,18 +1276,6 @@ static const g2zp_fact g2zp_mixture_columns[] = {
     {"tokens", "tokens", NULL, NULL, 1},
     {"passes", "passes", NULL, "%.3f", 1}};
 
-/* The text at `at`, freed with g2z_release; NULL: none, or memory ran out, and g2z_page_commit will
- * report it. */
-static char *g2zp_page_get(g2z_page *page, const g2z_object *object, const char *at) {
-  g2z_json json;
-  char *out = NULL;
-  if (!g2z_object_at(object, at, &json) || g2z_json_peek(&json) != '"') return NULL;
-  const g2z_json_text text = g2z_json_string(&json);
-  if (g2z_allocate(page->services, text.bytes + 1, 1, &out) != G2Z_OK) page->no_memory = 1;
-  else out[g2z_json_unescape(&text, (unsigned char *)out)] = 0;
-  return out;
-}
-
 /* The text or number at fact->at; "": neither. */
 static const char *g2zp_object_cell(char cell[G2ZP_CELL], const g2z_object *object,
                                     const g2zp_fact *fact) {
@@ -1355,30 +1327,24 @@ static void g2zp_run_page(g2z_page *page, const g2zp_run *run) {
   const size_t steps = curves->count[G2ZP_STEPS], validations = curves->count[G2ZP_VALIDATIONS];
   const int ended = run->metrics.text != NULL, failed = run->failure.text != NULL;
   const g2z_object *object = ended ? &run->metrics : &run->launcher;
-  char *reason = NULL, *detail = NULL, now[32];
+  char reason[64], text[G2ZP_TEXT], now[32];
 
   /* The head: result, facts from the files, progress, values that were the same in all steps. */
   g2z_utc_now(now);
-  if (failed) detail = g2zp_page_get(page, &run->failure, "sentence");
-  else {
-    reason = g2zp_page_get(page, &run->metrics, "shutdown.reason");
-    detail = g2zp_page_get(page, &run->metrics, "shutdown.signal");
-  }
-  if (failed) g2z_page_fact(page, "result", "failed: %s", detail ? detail : "no reason recorded");
-  else if (reason)
-    g2z_page_fact(page, "result", "%s%s%s", reason, detail ? ": " : "", detail ? detail : "");
+  g2z_object_copy(failed ? &run->failure : &run->metrics, failed ? "sentence" : "shutdown.signal",
+                  text, sizeof text);
+  g2z_object_copy(&run->metrics, "shutdown.reason", reason, sizeof reason);
+  if (failed) g2z_page_fact(page, "result", "failed: %s", *text ? text : "no reason recorded");
+  else if (*reason) g2z_page_fact(page, "result", "%s%s%s", reason, *text ? ": " : "", text);
   else g2z_page_fact(page, "result", "no end recorded as of %s", now);
-  g2z_release(page->services, reason);
-  g2z_release(page->services, detail);
   for (const g2zp_fact *fact = g2zp_run_facts;
        fact < g2zp_run_facts + G2Z_COUNT(g2zp_run_facts); fact++) {
     const char *at = ended ? fact->at : fact->launcher;
     if (!at) continue;
-    char *text = g2zp_page_get(page, object, at);
     const double value = g2z_object_number(object, at) * fact->factor;
-    if (text) g2z_page_fact(page, fact->name, "%s", text);
+    g2z_object_copy(object, at, text, sizeof text);
+    if (*text) g2z_page_fact(page, fact->name, "%s", text);
     else if (!isnan(value)) g2zp_page_number(page, fact->name, value);
-    g2z_release(page->services, text);
   }
   if (steps)
     g2zp_page_number(page, "loss of the last step", curves->column[G2ZP_COLUMN_loss][steps - 1]);
@@ -1833,24 +1799,23 @@ static void g2zp_page_runs(g2z_page *page, const g2z_object *runs, size_t count)
 }
 
 /* Puts the flags of each run, except those that all runs with a command line have in common. */
-static void g2zp_page_flags(g2z_page *page, const g2z_object *runs, size_t count) {
-  char **command, flag[512], flags[2048];
+static g2z_status g2zp_page_flags(g2z_page *page, const g2z_object *runs, size_t count) {
+  char (*command)[G2ZP_TEXT], flag[512], flags[2048];
   int headed = 0;
   size_t commands = 0;
-  if (G2Z_NEW(page->services, count, &command) != G2Z_OK) page->no_memory = 1;
-  for (size_t r = 0; r < count && command; r++) {
-    command[r] = g2zp_page_get(page, &runs[r], "command_line");
-    commands += command[r] != NULL;
+  G2Z_TRY(G2Z_NEW(page->services, count, &command));
+  for (size_t r = 0; r < count; r++) {
+    g2z_object_copy(&runs[r], "command_line", command[r], sizeof command[r]);
+    commands += *command[r] != 0;
   }
-  for (size_t r = 0; r < count && command; r++) {
-    const char *at = command[r] ? strstr(command[r], " --") : NULL, *next;
+  for (size_t r = 0; r < count; r++) {
     flags[0] = 0;
-    for (; at; at = next) {
+    for (const char *at = strstr(command[r], " --"), *next; at; at = next) {
       size_t have = 0;               /* runs with this flag and value */
       next = strstr(at + 1, " --");
       snprintf(flag, sizeof flag, "%.*s", next ? (int)(next - at) : 511, at);
       for (size_t k = 0; k < count; k++) {
-        const char *same = command[k] ? strstr(command[k], flag) : NULL;
+        const char *same = strstr(command[k], flag);
         have += same && strchr(" ", same[strlen(flag)]); /* at the end, too */
       }
       if (have < commands && strncmp(flag, " --run-dir", 10) != 0)
@@ -1859,8 +1824,8 @@ static void g2zp_page_flags(g2z_page *page, const g2z_object *runs, size_t count
     if (flags[0] && !headed++) g2z_page_heading(page, "Flags that differ");
     if (flags[0]) g2z_page_fact(page, runs[r].path, "%s", flags + 1);
   }
-  for (size_t r = 0; r < count && command; r++) g2z_release(page->services, command[r]);
   g2z_release(page->services, command);
+  return G2Z_OK;
 }
 
 /* The lowest validation loss; NaN: there was no validation. */
@@ -2019,7 +1984,7 @@ G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path
                         "which experiments leave out as warm-up. Step times are from the last "
                         "epoch.");
     g2zp_page_runs(page, results->runs, count);
-    g2zp_page_flags(page, results->runs, count);
+    status = g2zp_page_flags(page, results->runs, count);
     const double level = g2zp_page_validations(page, results->runs, curves, count);
     g2zp_page_compared(page, results->runs, curves, count, level);
   }

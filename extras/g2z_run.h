@@ -31,8 +31,8 @@
  *     metrics.jsonl      grows by a line per step, validation, scored file, sample, save and epoch
  *     train.log          grows by the lines that the console shows, and a line for each step
  *     step-NNNNNN        checkpoints
- *     best               with keep_best: the weights of the lowest validation loss; best-1, ...: the
- *                        same over earlier validation tokens
+ *     best               with keep_best: the weights of the lowest validation loss; best-1, ...:
+ *                        the same over earlier validation tokens
  *     resumed_from.txt   the path of the other run's checkpoint that this run started from
  *     RUN_COMPLETE.txt written last: a run without it has not ended. A stopped run has a checkpoint
  *                        and training_metrics.json, with the reason in "shutdown"
@@ -475,21 +475,13 @@ static g2z_status g2zr_stream_check(g2z_run *run, const g2zr_stream *stream) {
 G2Z_PRINTF(3, 4)
 static g2z_status g2zr_append(g2z_run *run, g2zr_stream *stream, const char *format, ...) {
   va_list arguments;
-  void *text;
   if (stream->file < 0) return G2Z_OK;
   va_start(arguments, format);
-  const int length = vsnprintf(NULL, 0, format, arguments);
+  const int length = vdprintf(stream->file, format, arguments);
   va_end(arguments);
-  g2z_status status = g2z_allocate(run->services, (size_t)length + 1, 1, &text);
-  if (status == G2Z_OK) {
-    va_start(arguments, format);
-    vsnprintf((char *)text, (size_t)length + 1, format, arguments);
-    va_end(arguments);
-    status = g2z_write_bytes(stream->file, text, (size_t)length)
-                 ? g2zr_stream_check(run, stream)
-                 : g2z_fail_file(run->services, errno, "write", stream->path.text);
-    g2z_release(run->services, text);
-  }
+  if (length < 0)
+    return g2zr_hold(run, g2z_fail_file(run->services, errno, "write", stream->path.text));
+  const g2z_status status = g2zr_stream_check(run, stream);
   if (status == G2Z_OK) stream->bytes += length;
   return g2zr_hold(run, status);
 }

@@ -80,7 +80,7 @@ static void test_pages(g2z_test *t) {
   end = line ? strchr(line, '>') : NULL;
   CHECK(t, end && strncmp(end - 4, "h0\"/", 4) == 0); /* "h0": a single last point */
   unlink(path);
-  CHECK_NO_MEMORY(t, 6, 100, test_page_write(t, path, 10),
+  CHECK_NO_MEMORY(t, 2, 100, test_page_write(t, path, 10),
                   test_files_count(t, "page.html.partial") == 0);
   CHECK_IO(t, test_page_write(t, "/nowhere/page.html", 10), "/nowhere");
 }
@@ -195,7 +195,7 @@ static void test_run_report(g2z_test *t) {
   CHECK_HAS(t, test_read(t, "run/report.html"), "<dt>result</dt><dd>no end recorded as of 2",
             "<b>Loss</b>");
   test_sh(t, "rm run/report.html");
-  CHECK_NO_MEMORY(t, 11, 500, g2z_report_run(&t->services, s.run_dir),
+  CHECK_NO_MEMORY(t, 8, 500, g2z_report_run(&t->services, s.run_dir),
                   test_files_count(t, "run/*.partial") == 0);
 }
 
@@ -318,7 +318,7 @@ static void test_report_compared(g2z_test *t) {
       CHECK_OK(t, g2z_results_add(results, name));
     }
     if (!i)
-      CHECK_NO_MEMORY(t, 20, 500, g2z_results_page(results, test_path(t, "all.html")),
+      CHECK_NO_MEMORY(t, 5, 500, g2z_results_page(results, test_path(t, "all.html")),
                       test_files_count(t, "*.partial") == 0);
     CHECK_OK(t, g2z_results_page(results, test_path(t, "all.html")));
     g2z_results_free(results);
