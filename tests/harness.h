@@ -597,19 +597,19 @@ static void test_run_shard(g2z_test *t, const char *name, int tokens) {
   test_shard(t, name, G2Z_SHARD_LLMC, ids, tokens);
 }
 
-/* 8 steps in 2 epochs of 4, two validation batches. Paths are copied: they must outlive the
- * config. */
+/* 8 steps in 2 epochs of 4, two validation batches. The test owns the paths. */
 typedef struct test_run_setup {
   g2z_run_config config;
-  char train[512], val[512], run_dir[512], weights[512];
+  const char *train, *val, *run_dir, *weights;
 } test_run_setup;
 
-static void test_run_prepare(g2z_test *t, test_run_setup *s, const char *run_dir) {
+static test_run_setup test_run_prepare(g2z_test *t, const char *run_dir) {
+  test_run_setup setup, *s = &setup;
   s->config = g2z_run_config_default();
-  snprintf(s->train, sizeof s->train, "%s", test_path(t, "digits_train_000000.bin"));
-  snprintf(s->val, sizeof s->val, "%s", test_path(t, "digits_val_000000.bin"));
-  snprintf(s->run_dir, sizeof s->run_dir, "%s", test_path(t, run_dir));
-  snprintf(s->weights, sizeof s->weights, "%.400s/weights", s->run_dir);
+  s->train = test_kept(t, test_path(t, "digits_train_000000.bin"));
+  s->val = test_kept(t, test_path(t, "digits_val_000000.bin"));
+  s->run_dir = test_kept(t, test_path(t, run_dir));
+  s->weights = test_kept(t, test_text("%s/weights", s->run_dir));
   if (access(s->train, R_OK) != 0) {
     test_run_shard(t, "digits_train_000000.bin", 4 * 2 * 4 * 16 + 1);
     test_run_shard(t, "digits_val_000000.bin", 2 * 4 * 16 + 1);
@@ -632,6 +632,7 @@ static void test_run_prepare(g2z_test *t, test_run_setup *s, const char *run_dir
   s->config.sample_tokens = 12;
   s->config.epochs = 2;
   s->config.command_line = "./train --prompt \"1 2 3\"";
+  return setup;
 }
 
 typedef struct test_run_seen {
@@ -691,6 +692,13 @@ static g2z_status test_run_all(g2z_test *t, const g2z_run_config *config, test_r
   }
   test_end(t, before);
   return status;
+}
+
+/* A run must end well; returns its events. */
+static test_run_seen test_run_well(g2z_test *t, const test_run_setup *s) {
+  test_run_seen seen;
+  CHECK_OK(t, test_run_all(t, &s->config, &seen));
+  return seen;
 }
 
 /* The first character of the value at "a.b.0.c" in a JSON text; 0 if there is none. */

@@ -165,12 +165,10 @@ static void test_run_report(g2z_test *t) {
       {"training_metrics.json", "{\"schema_version\": \"2.0\"", "column 25: expected"},
       {"launcher_metadata.json", "{", "launcher_metadata.json"},
       {"RUN_FAILED.json", "{\"a\" 1}", "RUN_FAILED.json"}};
-  test_run_setup s;
-  test_run_seen seen;
-  test_run_prepare(t, &s, "run");
+  test_run_setup s = test_run_prepare(t, "run");
   s.config.train.dtype = G2Z_FP16;
   s.config.command_line = "./train <&> \"x\"";
-  CHECK_OK(t, test_run_all(t, &s.config, &seen));
+  test_run_well(t, &s);
   const char *text = test_read(t, "run/report.html");
   CHECK_HAS(t, text, "<title>Run run</title>", "<dd>completed</dd>",
             "<dd>./train &lt;&amp;&gt; &quot;x&quot;</dd>", "<dt>precision</dt><dd>fp16</dd>",
@@ -482,15 +480,13 @@ static void test_events_read(g2z_test *t, const char *run_dir, size_t index, tes
 }
 
 static void test_run_events(g2z_test *t) {
-  test_run_setup s;
-  test_run_seen seen;
   test_events one, two;
-  test_run_prepare(t, &s, "run");
+  test_run_setup s = test_run_prepare(t, "run");
   s.config.save_weights = NULL;
   s.config.save_every = 3;
   s.config.max_train_steps = 3;
   s.config.resume = "latest";
-  CHECK_OK(t, test_run_all(t, &s.config, &seen));
+  test_run_seen seen = test_run_well(t, &s);
   test_events_read(t, s.run_dir, 0, &one);
   CHECK(t, one.first == 1 && one.last == 3 && one.starts == 1 && one.events == 2 + 3 + 1);
   CHECK_NEAR(t, one.loss[3], seen.last_loss, 1e-7);
@@ -501,7 +497,7 @@ static void test_run_events(g2z_test *t) {
   CHECK(t, two.first == 3 && two.last == 8 && two.starts == 1); /* step 3 is validated again */
   CHECK_NEAR(t, two.loss[8], seen.last_loss, 1e-7);
   CHECK(t, test_files_count(t, "run/events.out.tfevents.") == 2);
-  test_run_prepare(t, &s, "without");
+  s = test_run_prepare(t, "without");
   s.config.tensorboard = 0;
   CHECK_OK(t, test_run_all(t, &s.config, &seen));
   CHECK(t, test_files_count(t, "without/events") == 0);
@@ -645,9 +641,8 @@ static void test_profile(g2z_test *t) {
 static void test_run_profile(g2z_test *t) {
   static const char *const earlier[] = {"run/profiles/nsys_stats_a.txt", "run/profiles/timers_.txt",
                                         "run/profiles/nsys_7_a.nsys-rep"};
-  test_run_setup s;
   test_run_seen seen;
-  test_run_prepare(t, &s, "run");
+  test_run_setup s = test_run_prepare(t, "run");
   s.config.profile = 1;
   s.config.train.graph = 1;
   CHECK_BAD(t, test_run_all(t, &s.config, &seen), "profile needs --graph off");

@@ -37,10 +37,8 @@ static const char *const test_schema[] = {
     "\" completion.timestamp_utc"};
 
 static void test_run_artifacts(g2z_test *t) {
-  test_run_setup s;
-  test_run_seen seen;
-  test_run_prepare(t, &s, "run");
-  CHECK_OK(t, test_run_all(t, &s.config, &seen));
+  test_run_setup s = test_run_prepare(t, "run");
+  test_run_seen seen = test_run_well(t, &s);
   CHECK(t, seen.steps == 8 && seen.validations == 2 && seen.samples == 1 && seen.done);
   CHECK(t, seen.last_loss < seen.first_loss - 1.0);
   CHECK(t, strncmp(seen.sample, "1 2 3", 5) == 0 && strlen(seen.sample) > 5);
@@ -78,9 +76,7 @@ static void test_run_artifacts(g2z_test *t) {
 }
 
 static void test_run_length(g2z_test *t) {
-  test_run_setup s;
-  test_run_seen seen;
-  test_run_prepare(t, &s, "run");
+  test_run_setup s = test_run_prepare(t, "run");
   s.config.save_weights = NULL;
   s.config.run_dir = NULL;
   s.config.epochs = 0;
@@ -89,7 +85,7 @@ static void test_run_length(g2z_test *t) {
   s.config.val_every = 3;
   s.config.max_val_steps = 1;
   s.config.sample_every = 2;
-  CHECK_OK(t, test_run_all(t, &s.config, &seen));
+  test_run_seen seen = test_run_well(t, &s);
   CHECK(t, seen.steps == 6 && seen.samples == 3);
   CHECK(t, seen.validations == 3); /* 3, 4 (end of the epoch), 6 (end of the run) */
   CHECK_HAS(t, seen.line, "checkpoint_path=none");
@@ -99,10 +95,8 @@ static void test_run_length(g2z_test *t) {
 /* A step in which no token counts has no loss and no weight in the epoch's mean. The learning rate
  * is almost 0, so this mean equals the validation loss of the same tokens. */
 static void test_run_targets(g2z_test *t) {
-  test_run_setup s;
-  test_run_seen seen;
   int32_t ids[32 * 16 + 1];
-  test_run_prepare(t, &s, "run");
+  test_run_setup s = test_run_prepare(t, "run");
   for (int i = 0; i < 513; i++) { /* 3 of 32 sequences have targets that count: 1, 5 and 16 */
     int counts = i == 3 || (i > 90 && i < 96) || (i > 160 && i < 177);
     ids[i] = i * 7 % 257 + (counts ? 0 : G2Z_UNCOUNTED);
@@ -116,7 +110,7 @@ static void test_run_targets(g2z_test *t) {
   s.config.train.optimizer.weight_decay = 0;
   s.config.train.seed = 3;
   s.config.epochs = 1;
-  CHECK_OK(t, test_run_all(t, &s.config, &seen));
+  test_run_seen seen = test_run_well(t, &s);
   CHECK(t, seen.steps == 32);
   CHECK(t, test_times(test_read(t, "run/metrics.jsonl"), "\"loss\": null") == 29);
   CHECK_HAS(t, test_read(t, "run/train.log"), "done: best validation loss ");
@@ -169,19 +163,18 @@ static void test_run_padded_vocab(g2z_test *t) {
       {50304, 0, 50256}};
   static const char merges[] = "#version: 0.2\n1 2\n3 4\n"; /* 259 tokens */
   test_run_setup s;
-  test_run_seen seen;
   char vocab[512], saved[512];
   snprintf(vocab, sizeof vocab, "%s", test_at(t, "merges.txt"));
   test_write_file(t, vocab, merges, strlen(merges));
   for (int i = 0; i < 6; i++) {
-    test_run_prepare(t, &s, test_text("run%d", i));
+    s = test_run_prepare(t, test_text("run%d", i));
     s.config.prompt = NULL;
     s.config.vocab = cases[i].with_tokenizer ? vocab : NULL;
     s.config.train.model.channels = 16;
     s.config.train.model.vocab = cases[i].vocab;
     s.config.epochs = 0;
     s.config.train.optimizer.steps = s.config.save_every = 1;
-    CHECK_OK(t, test_run_all(t, &s.config, &seen));
+    test_run_seen seen = test_run_well(t, &s);
     CHECK(t, test_run_eot(t, test_text("run%d/step-000001", i), cases[i].vocab) == cases[i].eot);
     CHECK(t, test_run_eot(t, test_text("run%d/weights", i), cases[i].vocab) == cases[i].eot);
     if (i != 2) continue;
@@ -216,7 +209,7 @@ static void test_run_refusals(g2z_test *t) {
   test_run_setup s;
   test_run_seen seen;
   for (int i = 0; i < 6; i++) {
-    test_run_prepare(t, &s, "run");
+    s = test_run_prepare(t, "run");
     if (i == 0) s.config.val_every = -1;
     if (i == 1) s.config.epochs = -1;
     if (i == 2) s.config.sampling.top_p = 0;
@@ -252,16 +245,15 @@ static g2z_status test_run_rest(g2z_run *run) {
 /* The disk fills during a run: the error names the run's directory, and the run does not claim to
  * be complete. A run ends well if only its page cannot be written. */
 static void test_run_full_disk(g2z_test *t) {
-  test_run_setup s;
   test_run_seen seen;
-  test_run_prepare(t, &s, "run");
+  test_run_setup s = test_run_prepare(t, "run");
   s.config.save_weights = NULL;
   struct rlimit before = test_files_limit(1000);
   g2z_status status = test_run_all(t, &s.config, &seen);
   test_files_unlimit(&before);
   CHECK_STATUS(t, status, G2Z_IO, &t->services, s.run_dir); /* any file may be the first */
   CHECK(t, !test_there(t, "run/RUN_COMPLETE.txt"));
-  test_run_prepare(t, &s, "unseen");
+  s = test_run_prepare(t, "unseen");
   test_sh(t, "mkdir -p unseen/report.html.partial");
   CHECK_OK(t, test_run_all(t, &s.config, &seen));
   CHECK(t, seen.done && test_files_count(t, "unseen/*.partial") == 1);
@@ -285,9 +277,8 @@ static void test_run_damaged(g2z_test *t) {
   for (int sequence = 0; sequence < 32; sequence += 5) {
     const char *run = test_text("run%d", sequence);
     const int32_t *x, *y;
-    test_run_setup s;
     test_run_seen seen;
-    test_run_prepare(t, &s, run);
+    test_run_setup s = test_run_prepare(t, run);
     test_run_shard(t, "digits_train_000000.bin", 4 * 2 * 4 * 16 + 1);
     for (int byte = 0; byte < 2; byte++) /* token 257, the first one outside the model */
       test_files_poke(t, s.train, (size_t)(1024 + 2 * (16 * sequence + 3) + byte), 1);
@@ -311,16 +302,16 @@ static void test_run_diverges(g2z_test *t) {
    * due, the flush before it reports the error, and nothing is saved. */
   static const struct { int save_every, fixed; } cases[] = {{0, 0}, {0, 1}, {50, 0}};
   for (int i = 0; i < 3; i++) {
-    test_run_setup s;
     g2z_run *run;
     g2z_run_event event;
     int steps = 0, told = 0, fixed = cases[i].fixed;
-    test_run_prepare(t, &s, test_text("run%d", i));
+    test_run_setup s = test_run_prepare(t, test_text("run%d", i));
     s.config.save_every = cases[i].save_every;
     s.config.val_every = s.config.save_every ? 0 : 10;
     s.config.epochs = 20;
     if (fixed) s.config.train.dtype = G2Z_FP16;
     s.config.train.optimizer.loss_scale_dynamic = !fixed;
+    const int before = t->owned_count;
     REQUIRE_OK(t, test_run_open(t, &s.config, &run));
     test_run_spoil(t, run);
     g2z_status status = G2Z_OK;
@@ -335,22 +326,23 @@ static void test_run_diverges(g2z_test *t) {
     }
     CHECK(t, steps == 50 && told > 50); /* validations, too */
     test_run_last_line(t, test_text("run%d", i), 50);
-    test_end(t, 0);
+    test_end(t, before);
   }
   /* A run whose last loss is NaN is not complete, although a step was applied. */
   test_run_setup s;
   g2z_run *run;
   g2z_run_event event;
-  test_run_prepare(t, &s, "late");
+  s = test_run_prepare(t, "late");
   s.config.train.optimizer.steps = s.config.save_every = 6;
   s.config.epochs = s.config.sample_tokens = 0;
+  const int before = t->owned_count;
   REQUIRE_OK(t, test_run_open(t, &s.config, &run));
   for (int i = 0; i < 2; i++) CHECK_OK(t, g2z_run_next(run, &event));
   test_run_spoil(t, run);
   CHECK_STATUS(t, test_run_rest(run), G2Z_DIVERGED, &t->services,
                "the loss of step 6, the last, is nan");
   CHECK(t, test_there(t, "late/step-000006") && !test_there(t, "late/RUN_COMPLETE.txt"));
-  test_end(t, 0);
+  test_end(t, before);
 }
 
 /* Checkpoints from before the loss rose, or before steps were skipped, are kept. A run without an
@@ -361,10 +353,9 @@ static void test_run_keeps_good(g2z_test *t) {
   for (int i = 0; i < 4; i++) {
     const char *name = cases[i].latest ? "run" : test_text("run%s", i ? "3" : "");
     const int good = !cases[i].spoils;
-    test_run_setup s;
     g2z_run *run;
     if (cases[i].latest) test_sh(t, "rm -rf run && cp -r kept run");
-    test_run_prepare(t, &s, name);
+    test_run_setup s = test_run_prepare(t, name);
     s.config.val_glob = NULL;
     s.config.sample_tokens = 0;
     s.config.save_every = 1;
@@ -374,6 +365,7 @@ static void test_run_keeps_good(g2z_test *t) {
     s.config.train.optimizer.lr = cases[i].lr;
     s.config.train.optimizer.warmup = 0;
     if (cases[i].latest) s.config.resume = "latest";
+    const int before = t->owned_count;
     REQUIRE_OK(t, test_run_open(t, &s.config, &run));
     if (!good) test_run_spoil(t, run);
     CHECK_STATUS(t, test_run_rest(run), good ? G2Z_OK : G2Z_DIVERGED, &t->services,
@@ -382,7 +374,7 @@ static void test_run_keeps_good(g2z_test *t) {
     if (i < 3) CHECK(t, test_there(t, "run/step-000004"));
     CHECK(t, test_files_count(t, test_text("%s/step-", name)) ==
                  (i == 1 || i == 2 ? 4 : 2));
-    test_end(t, 0);
+    test_end(t, before);
     if (i == 0) test_sh(t, "cp -r run kept");
     if (i < 2) /* a finite loss is a result, with a warning if it is worse than guessing */
       test_sh(t, "%s grep -q 'warning: the run diverged: the loss of the last steps, .* than gue.* "
@@ -399,9 +391,8 @@ static void test_run_memory(g2z_test *t, test_run_setup *s, test_run_seen *seen)
 }
 
 static void test_run_allocations(g2z_test *t) {
-  test_run_setup s;
   test_run_seen seen;
-  test_run_prepare(t, &s, "run");
+  test_run_setup s = test_run_prepare(t, "run");
   s.config.max_train_steps = 2;
   test_run_memory(t, &s, &seen);
 }
@@ -1102,22 +1093,16 @@ static void test_runs_equal(g2z_test *t, const char *one, const char *two) {
 #define SAME(t, one, two) test_sh(t, "diff -r -x note.json -x CHECKSUMS %s %s", one, two)
 
 /* 8 steps in 2 epochs, validations, a sample, checkpoints after steps 3, 4, 6 and 8. */
-static void test_run_saves(g2z_test *t, test_run_setup *s, const char *run_dir) {
-  test_run_prepare(t, s, run_dir);
-  s->config.train.dropout = 0.1f;
-  s->config.train.dtype = G2Z_FP16;
-  s->config.train.optimizer.loss_scale = 4096; /* it grows, and no step is skipped */
-  s->config.train.optimizer.loss_scale_window = 3;
-  s->config.save_every = 3;
-  s->config.save_epochs = 1;
-  s->config.sample_every = 2;
-}
-
-/* A run must end well; returns its events. */
-static test_run_seen test_run_well(g2z_test *t, const test_run_setup *s) {
-  test_run_seen seen;
-  CHECK_OK(t, test_run_all(t, &s->config, &seen));
-  return seen;
+static test_run_setup test_run_saves(g2z_test *t, const char *run_dir) {
+  test_run_setup s = test_run_prepare(t, run_dir);
+  s.config.train.dropout = 0.1f;
+  s.config.train.dtype = G2Z_FP16;
+  s.config.train.optimizer.loss_scale = 4096; /* it grows, and no step is skipped */
+  s.config.train.optimizer.loss_scale_window = 3;
+  s.config.save_every = 3;
+  s.config.save_epochs = 1;
+  s.config.sample_every = 2;
+  return s;
 }
 
 /* The same; and a warning must contain `says`. */
@@ -1129,12 +1114,11 @@ static test_run_seen test_run_warns(g2z_test *t, const test_run_setup *s, const 
 }
 
 static void test_run_resume(g2z_test *t) {
-  test_run_setup a, b;
-  test_run_saves(t, &a, "a");
+  test_run_setup a = test_run_saves(t, "a"), b;
   test_run_seen seen = test_run_well(t, &a);
   CHECK(t, seen.steps == 8 && seen.saved == 4 && test_files_count(t, "a/step-") == 4);
   /* A crash after step 7: the last checkpoint is step 6. */
-  test_run_saves(t, &b, "b");
+  b = test_run_saves(t, "b");
   test_sh(t, "cp -r a b && cd b && rm -r step-000008 RUN_COMPLETE.txt training_metrics.json "
              "weights && mkdir step-000009.partial && touch step-000009.partial/vocab.json "
              "step-000009.partial/merges.txt.partial && "
@@ -1181,7 +1165,7 @@ static void test_run_resume(g2z_test *t) {
   SAME(t, "a/step-000006", "moved");
 
   /* No checkpoint yet: starts over and replaces the crash's leftovers. */
-  test_run_saves(t, &b, "d");
+  b = test_run_saves(t, "d");
   b.config.resume = "latest";
   for (int again = 0; again < 2; again++) {
     seen = test_run_well(t, &b);
@@ -1207,19 +1191,17 @@ static void test_run_resume(g2z_test *t) {
 /* A run that resumes another directory's checkpoint is a separate run: it counts its own tokens and
  * epochs, also after it is resumed. A further run begins with its weights. */
 static void test_run_branches(g2z_test *t) {
-  test_run_setup a, b;
-  char path[600];
-  test_run_saves(t, &a, "a");
+  test_run_setup a = test_run_saves(t, "a"), b;
   test_run_well(t, &a);
-  test_run_saves(t, &b, "c");
+  b = test_run_saves(t, "c");
   b.config.resume = test_at(t, "a/step-000006");
   test_run_seen seen = test_run_well(t, &b);
   CHECK(t, seen.steps == 2 && seen.last_step == 8 && test_files_count(t, "c/step-") == 1);
   SAME(t, "a/step-000008", "c/step-000008");
 
   /* Resumed once more. */
-  test_run_saves(t, &b, "e");
-  snprintf(path, sizeof path, "%s/step-000004", a.run_dir);
+  b = test_run_saves(t, "e");
+  const char *path = test_kept(t, test_text("%s/step-000004", a.run_dir));
   b.config.resume = path;
   b.config.max_train_steps = 6;
   test_run_well(t, &b);
@@ -1236,7 +1218,7 @@ static void test_run_branches(g2z_test *t) {
   }
 
   /* Killed before its first save, it begins again with the other run's checkpoint. */
-  test_run_saves(t, &b, "f");
+  b = test_run_saves(t, "f");
   b.config.resume = path;
   b.config.save_every = b.config.save_epochs = 0;
   b.config.save_weights = NULL;
@@ -1261,15 +1243,14 @@ static void test_run_branches(g2z_test *t) {
  * the library, they have its last validation loss and write its last sample. */
 static void test_run_weights(g2z_test *t) {
   static char output[8192];
-  test_run_setup a, b;
   TRAIN_OR_SKIP(t);
-  test_run_saves(t, &a, "a");
+  test_run_setup a = test_run_saves(t, "a"), b;
   const test_run_seen seen = test_run_well(t, &a);
   for (int i = 0; i < 2; i++) {
     const int32_t *x, *y;
     double loss, sum = 0;
     g2z_loader *loader;
-    test_run_prepare(t, &b, "unused");
+    b = test_run_prepare(t, "unused");
     b.config.train.dtype = G2Z_FP16;
     b.config.train.init_from = test_path(t, i ? "a/weights" : "a/step-000008");
     b.config.train.train_glob = NULL;
@@ -1299,12 +1280,11 @@ static void test_run_weights(g2z_test *t) {
 static void test_run_short_epoch(g2z_test *t) {
   static const char *const before[] = {"true", "cp -r a h && rm -r h/step-*[4-8]",
                                        "rm -r h/step-000005"};
-  test_run_setup a, b;
-  test_run_saves(t, &a, "a");
+  test_run_setup a = test_run_saves(t, "a"), b;
   test_run_well(t, &a);
   for (int i = 0; i < 3; i++) {
     const char *run = i ? "h" : "g";
-    test_run_saves(t, &b, run);
+    b = test_run_saves(t, run);
     test_sh(t, "%s", before[i]);
     b.config.resume = i ? "latest" : test_at(t, "a/step-000003");
     b.config.train.accum = 3;
@@ -1323,11 +1303,10 @@ static void test_run_short_epoch(g2z_test *t) {
 }
 
 static void test_run_resume_torn(g2z_test *t) {
-  test_run_setup a, b;
   test_run_seen seen;
-  test_run_saves(t, &a, "a");
+  test_run_setup a = test_run_saves(t, "a"), b;
   test_run_well(t, &a);
-  test_run_saves(t, &b, "b");
+  b = test_run_saves(t, "b");
   b.config.resume = "latest";
   /* A torn line after the length that the checkpoint records: nothing is missing. */
   test_sh(t, "cp -r a b && printf '{\"step\": 8, \"val' >> b/metrics.jsonl");
@@ -1355,12 +1334,12 @@ static void test_run_resume_torn(g2z_test *t) {
   }
   char *from = strstr(t->services.error, "--resume "), path[700];
   snprintf(path, sizeof path, "%s", from ? from + strlen("--resume ") : "");
-  test_run_saves(t, &b, "c");
+  b = test_run_saves(t, "c");
   b.config.resume = path;
   b.config.epochs = 3;
   CHECK(t, test_run_well(t, &b).steps == 4);
   /* A missing log is reported. */
-  test_run_saves(t, &b, "b");
+  b = test_run_saves(t, "b");
   b.config.resume = "latest";
   test_sh(t, "rm -r b; cp -r a b && rm b/metrics.jsonl");
   test_run_warns(t, &b, "metrics.jsonl is gone or empty: it begins again after step 8");
@@ -1375,12 +1354,10 @@ static void test_run_resume_latest(g2z_test *t) {
       {"rm -r step-000008 && touch step-000008", "has no trainer_state.json"},
       {"rm step-000008/tuning.txt && mkfifo step-000008/tuning.txt",
        "tuning.txt is a FIFO: copy the checkpoint again"}};
-  test_run_setup a, b;
   test_run_seen seen;
-  char path[700];
-  test_run_saves(t, &a, "a");
+  test_run_setup a = test_run_saves(t, "a"), b;
   test_run_well(t, &a);
-  test_run_saves(t, &b, "b");
+  b = test_run_saves(t, "b");
   b.config.resume = "latest";
   alarm((unsigned)(120 * test_busy()));
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -1397,7 +1374,7 @@ static void test_run_resume_latest(g2z_test *t) {
   test_sh(t, "rm -r b; cp -r a b && rm b/step-00000[468]/model.safetensors");
   CHECK(t, test_run_well(t, &b).steps == 5 && test_files_count(t, "b/*.damaged") == 3);
   test_sh(t, "rm -r b; cp -r a b && rm b/step-000008/model.safetensors");
-  snprintf(path, sizeof path, "%s/step-000008", b.run_dir);
+  const char *path = test_kept(t, test_text("%s/step-000008", b.run_dir));
   b.config.resume = path;
   CHECK_FORMAT(t, test_run_all(t, &b.config, &seen), "has no model.safetensors");
   b.config.resume = "latest";
@@ -1429,15 +1406,13 @@ static void test_run_resume_latest(g2z_test *t) {
 }
 
 static void test_run_resume_refusals(g2z_test *t) {
-  test_run_setup s;
   test_run_seen seen;
-  char path[600];
-  test_run_saves(t, &s, "run");
+  test_run_setup s = test_run_saves(t, "run");
   test_run_well(t, &s);
 #define REFUSED(status, part) \
   CHECK_STATUS(t, test_run_all(t, &s.config, &seen), status, &t->services, part)
   REFUSED(G2Z_BAD_ARGUMENT, "holds a run already");
-  snprintf(path, sizeof path, "%s/step-000004", s.run_dir);
+  const char *path = test_kept(t, test_text("%s/step-000004", s.run_dir));
   s.config.resume = path;
   REFUSED(G2Z_BAD_ARGUMENT, "holds checkpoints after step 4, up to step 8: remove them");
   s.config.resume = s.run_dir;
@@ -1487,17 +1462,17 @@ static void test_run_resume_refusals(g2z_test *t) {
 /* A resumed run removes the files that its earlier end wrote. If another program wrote a file of
  * that name, the run refuses it at the start, not in the middle of training. */
 static void test_run_goes_on(g2z_test *t) {
-  test_run_setup s;
   test_run_seen seen;
   g2z_run *run;
-  test_run_saves(t, &s, "run");
+  test_run_setup s = test_run_saves(t, "run");
   test_run_well(t, &s);
   CHECK(t, test_there(t, "run/training_metrics.json"));
   s.config.resume = "latest";
   s.config.epochs = 3;
+  const int before = t->owned_count;
   REQUIRE_OK(t, test_run_open(t, &s.config, &run));
   CHECK(t, !test_there(t, "run/training_metrics.json") && !test_there(t, "run/RUN_COMPLETE.txt"));
-  test_end(t, 0);
+  test_end(t, before);
   /* A run that ended inside an epoch and is started again reports that epoch unchanged. */
   s.config.max_train_steps = 10;
   for (int i = 0; i < 2; i++) {
@@ -1507,7 +1482,7 @@ static void test_run_goes_on(g2z_test *t) {
     CHECK(t, test_times(text, "\"epoch_wall_time_sec\": 0,") == 0);
     CHECK(t, test_times(text, "\"step_time_p50_sec\": null") == 0);
   }
-  test_run_prepare(t, &s, "other");
+  s = test_run_prepare(t, "other");
   test_sh(t, "mkdir other && echo '{\"schema_version\": \"1.0\"}' > other/training_metrics.json");
   CHECK_BAD(t, test_run_all(t, &s.config, &seen), "holds a training_metrics.json, which a run");
   /* Another run's checkpoints are refused, too: the new ones would collide with them, and "latest"
@@ -1527,7 +1502,7 @@ static void test_run_goes_on(g2z_test *t) {
   }
   s.config.resume = NULL;
   /* A long path is printed in full. */
-  snprintf(s.run_dir, sizeof s.run_dir, "%.100s/%0180d/%0180d", t->directory, 1, 2);
+  s.config.run_dir = s.run_dir = test_kept(t, test_at(t, "%0180d/%0180d", 1, 2));
   s.config.save_weights = NULL;
   s.config.save_epochs = 1;
   test_run_well(t, &s);
@@ -1541,14 +1516,13 @@ static void test_run_goes_on(g2z_test *t) {
 static void test_run_stop(g2z_test *t) {
   static const struct { int stop, interrupted; const char *name; } cases[] = {
       {1, 0, "b"}, {4, 0, "c"}, {0, 1, "d"}, {3, 1, "e"}};
-  test_run_setup a, b;
   test_run_seen seen;
-  test_run_saves(t, &a, "a");
+  test_run_setup a = test_run_saves(t, "a"), b;
   test_run_well(t, &a);
   for (int i = 0; i < 4; i++) {
     const char *name = cases[i].name;
     const int at = cases[i].stop;
-    test_run_saves(t, &b, name);
+    b = test_run_saves(t, name);
     test_run_stop_at = at;
     test_interrupts = cases[i].interrupted;
     g2z_status status = test_run_all(t, &b.config, &seen);
@@ -2256,9 +2230,8 @@ static void test_run_short(g2z_test *t) {
       {"SLURM_CLUSTER_NAME", "alpha"}};
   const int inside = getenv("SLURM_JOB_ID") != NULL; /* keep a real job's variables */
   for (int i = 0; i < 3; i++) { /* one step; a stop after step 1; only validation */
-    test_run_setup s;
     test_run_seen seen;
-    test_run_prepare(t, &s, test_text("run%d", i));
+    test_run_setup s = test_run_prepare(t, test_text("run%d", i));
     s.config.save_weights = NULL;
     if (i == 0) s.config.max_train_steps = 1;
     if (i == 2) s.config.train.train_glob = NULL;
