@@ -958,10 +958,12 @@ static void test_ranks_start(g2z_test *t, test_ranks *ranks, int first, int last
     test_ranks_launch(t, ranks, rank, variable, "/proc/self/exe", argv);
 }
 
-static void test_ranks_open(test_ranks *ranks, int world) {
-  memset(ranks, 0, sizeof *ranks);
-  ranks->world = world;
-  ranks->port = test_ranks_port();
+static test_ranks test_ranks_open(int world) {
+  test_ranks ranks;
+  memset(&ranks, 0, sizeof ranks);
+  ranks.world = world;
+  ranks.port = test_ranks_port();
+  return ranks;
 }
 
 /* Waits until all have ended, at most `seconds`; then kills the rest. */
@@ -1031,8 +1033,7 @@ static void test_ranks_end(g2z_test *t, test_ranks *ranks, double seconds, int c
   test_ranks_line(t, world, code, says, test_text(__VA_ARGS__))
 static void test_ranks_line(g2z_test *t, int world, int code, const char *says,
                             const char *line) {
-  test_ranks ranks;
-  test_ranks_open(&ranks, world);
+  test_ranks ranks = test_ranks_open(world);
   test_ranks_start(t, &ranks, 0, world - 1, NULL, line);
   test_ranks_end(t, &ranks, 120, code, says);
 }

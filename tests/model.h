@@ -458,8 +458,7 @@ static void rank_resume(g2z_test *t, char **argv) {
 
 static void test_cuda_resume(g2z_test *t) {
   int world = g2z_device_count(G2Z_DEVICE_CUDA) > 1 ? 2 : 1;
-  test_ranks ranks;
-  test_ranks_open(&ranks, world);
+  test_ranks ranks = test_ranks_open(world);
   test_ranks_start(t, &ranks, 0, world - 1, NULL, test_text("resume 1 %s", t->directory));
   test_ranks_end(t, &ranks, 300, 0, NULL);
 }

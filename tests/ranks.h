@@ -473,9 +473,8 @@ static void test_scene_within(g2z_test *t, const test_scene *scene, test_ranks *
 static void test_ranks_scenes(g2z_test *t) {
   for (size_t i = 0; i < sizeof test_scenes / sizeof *test_scenes; i++) {
     const test_scene *scene = &test_scenes[i];
-    test_ranks ranks;
     if (strcmp(scene->test, t->name) != 0) continue;
-    test_ranks_open(&ranks, scene->world);
+    test_ranks ranks = test_ranks_open(scene->world);
     for (int r = 0; r < scene->world; r++) {
       int apart = r == scene->odd && scene->odd_program;
       const char *program = apart ? scene->odd_program : scene->program;
@@ -498,9 +497,8 @@ static void test_ranks_fine(g2z_test *t, test_ranks *ranks) {
 }
 
 static void test_ranks_refusals(g2z_test *t) {
-  test_ranks ranks;
   test_ranks_scenes(t);
-  test_ranks_open(&ranks, 3);
+  test_ranks ranks = test_ranks_open(3);
   test_ranks_start(t, &ranks, 0, 1, NULL, "calls join=20");
   rank_sleep(0.3 * test_busy()); /* both wait for the third rank */
   CHECK(t, kill(ranks.pid[1], SIGKILL) == 0);
@@ -615,9 +613,9 @@ static int test_listen(g2z_test *t, const char *address, int port, int backlog) 
 /* A silent service on the port; and two jobs on one port with different ids. */
 static void test_ranks_neighbours(g2z_test *t) {
   test_ranks one, two;
-  test_ranks_open(&two, 3);
+  two = test_ranks_open(3);
   for (int job = 0; job < 2; job++) {
-    test_ranks_open(&one, 2);
+    one = test_ranks_open(2);
     one.port = two.port;
     int squatter = job ? -1 : test_listen(t, "127.0.0.1", one.port, 64);
     test_ranks_start(t, &one, 1, 1, NULL, "calls");
@@ -631,8 +629,8 @@ static void test_ranks_neighbours(g2z_test *t) {
   /* A job started by hand waits for its last rank. Meanwhile all ranks of another job, as many or
    * more, come to the same port. Neither job has an id, and neither ends the other. */
   for (int world = 3; world <= 4; world++) {
-    test_ranks_open(&one, 3);
-    test_ranks_open(&two, world);
+    one = test_ranks_open(3);
+    two = test_ranks_open(world);
     two.port = one.port;
     test_ranks_start(t, &one, 0, 1, "G2Z_RUN_ID=", "calls");
     rank_sleep(0.4);
@@ -679,8 +677,7 @@ static void test_ranks_strangers(g2z_test *t) {
   enum { VISITORS = 100 };
   int visitors[VISITORS], ended;
   char noise[4096];
-  test_ranks ranks;
-  test_ranks_open(&ranks, 2);
+  test_ranks ranks = test_ranks_open(2);
   test_ranks_outside(t, &ranks);
   memset(noise, 'x', sizeof noise);
   for (int i = 0; i < VISITORS; i++) {
@@ -720,11 +717,10 @@ static void *test_flood_run(void *user) {
 }
 
 static void test_ranks_flood(g2z_test *t) {
-  test_ranks ranks;
   test_flood flood;
   pthread_t thread;
   memset(&flood, 0, sizeof flood);
-  test_ranks_open(&ranks, 5);
+  test_ranks ranks = test_ranks_open(5);
   flood.port = ranks.port;
   test_ranks_start(t, &ranks, 0, 0, NULL, "calls");
   close(test_stranger_waits(t, "127.0.0.1", ranks.port));
@@ -794,7 +790,7 @@ static void test_ranks_intruders(g2z_test *t) {
   test_ranks ranks;
   test_intruder intruders[3];
   for (int turn = 0; turn < 2; turn++) {
-    test_ranks_open(&ranks, 3);
+    ranks = test_ranks_open(3);
     memset(intruders, 0, sizeof intruders);
     for (int i = 0; i < 3; i++) {
       intruders[i].does = (test_intrusion)(3 * turn + i);
@@ -816,8 +812,8 @@ static void test_ranks_intruders(g2z_test *t) {
  * for a stranger. */
 static void test_ranks_secret(g2z_test *t) {
   test_ranks ranks, other;
-  test_ranks_open(&ranks, 2);
-  test_ranks_open(&other, 2);
+  ranks = test_ranks_open(2);
+  other = test_ranks_open(2);
   other.port = ranks.port;
   test_ranks_start(t, &ranks, 0, 0, "G2Z_SECRET=open sesame", "calls");
   test_ranks_start(t, &other, 1, 1, "G2Z_SECRET=open barley", "calls join=1");
@@ -827,7 +823,7 @@ static void test_ranks_secret(g2z_test *t) {
   CHECK(t, kill(ranks.pid[0], 0) == 0);
   test_ranks_start(t, &ranks, 1, 1, "G2Z_SECRET=open sesame", "calls");
   test_ranks_fine(t, &ranks);
-  test_ranks_open(&ranks, 2);
+  ranks = test_ranks_open(2);
   test_ranks_start(t, &ranks, 0, 0, "G2Z_SECRET=open sesame", "calls join=1");
   test_ranks_start(t, &ranks, 1, 1, NULL, "calls join=1");
   test_ranks_wait(t, &ranks, 20);
@@ -840,9 +836,8 @@ static void test_ranks_secret(g2z_test *t) {
 static void test_ranks_address(g2z_test *t) {
   static const char *const mixed[] = {"127.0.1.1", "192.0.2.7", "::1"};
   struct addrinfo *here[3];
-  test_ranks ranks;
   test_ranks_scenes(t);
-  test_ranks_open(&ranks, 2);
+  test_ranks ranks = test_ranks_open(2);
   test_ranks_start(t, &ranks, 0, 0, NULL, "calls host=127.0.0.2 local=1");
   close(test_stranger_waits(t, "127.0.0.2", ranks.port));
   CHECK(t, test_stranger("127.0.0.1", ranks.port) < 0);
@@ -856,7 +851,7 @@ static void test_ranks_address(g2z_test *t) {
   CHECK(t, !g2z__socket_widen(here[0]));
   for (int i = 0; i < 3; i++) CHECK(t, (here[i]->ai_family == AF_UNSPEC) == (i != 1));
   freeaddrinfo(here[0]);
-  test_ranks_open(&ranks, 2); /* another spelling of 127.0.0.1 */
+  ranks = test_ranks_open(2); /* another spelling of 127.0.0.1 */
   test_ranks_start(t, &ranks, 0, 0, NULL, "calls host=0x7f000001 local=1");
   test_ranks_start(t, &ranks, 1, 1, NULL, "calls host=127.0.0.3 local=1");
   test_ranks_wait(t, &ranks, 20);
@@ -868,10 +863,9 @@ static void test_ranks_address(g2z_test *t) {
 static void test_ranks_addresses(g2z_test *t) {
   struct addrinfo *here[2];
   int fillers[4];
-  test_ranks job;
   g2z_ranks *ranks;
   REQUIRE_OK(t, G2Z_NEW(&t->services, 1, &ranks));
-  test_ranks_open(&job, 2);
+  test_ranks job = test_ranks_open(2);
   int dead = test_listen(t, "127.0.0.2", job.port, 0);
   struct sockaddr_in at = test_stranger_address("127.0.0.2", job.port);
   for (int k = 0; k < 4; k++) { /* a full queue: the system drops new connections */
@@ -913,7 +907,7 @@ static void test_ranks_suspended(g2z_test *t) {
   for (int i = 0; i < 4; i++) {
     const char *program = cases[i].program;
     int meeting = i == 3, count = meeting ? 3 : 4;
-    test_ranks_open(&ranks, 4);
+    ranks = test_ranks_open(4);
     test_ranks_start(t, &ranks, 0, count - 1, NULL, program);
     if (!meeting) test_ranks_await(t, &ranks);
     rank_sleep(meeting ? 0.3 : 0.1);
@@ -984,12 +978,11 @@ static void test_ranks_spawn(g2z_test *t) {
   static const struct { const char *program, *named, *how; int code; } early[] = {
       {"spawn early", "rank 1 (process ", ") was killed by signal 9 (", 137},
       {"spawn early-exit", "rank 0 (process ", ") ended with exit code 9", 9}};
-  test_ranks ranks;
   char text[4096], self[300];
   double begin = g2z_seconds();
   test_ranks_scenes(t);
   CHECK_SOON(t, begin, 12); /* waiting for the stopped rank takes 13 s */
-  test_ranks_open(&ranks, 1);
+  test_ranks ranks = test_ranks_open(1);
   /* A rank that dies before the ranks have met is named at once, and the others do not wait for
    * it. */
   for (int i = 0; i < 2; i++) {
@@ -1138,8 +1131,8 @@ static void test_ranks_train_killed(g2z_test *t) {
     if (turn == 0) /* as if ranks had been killed while they wrote these files */
       test_sh(t, "mkdir run0 && touch run0/flight_rank_7.jsonl.partial "
                  "run0/RUN_FAILED.json.partial");
-    test_train_open(t, &ranks, 4, test_text("%s --steps 100000000 --batch 2 --save-every 100000000",
-                                           test_digits(t, run)));
+    ranks = test_train_open(t, 4, "%s --steps 100000000 --batch 2 --save-every 100000000",
+                            test_digits(t, run));
     test_wait_for(t, run, 1);
     CHECK(t, !test_there(t, "run0/flight_rank_7.jsonl.partial") &&
                  !test_there(t, "run0/RUN_FAILED.json.partial"));

@@ -1560,9 +1560,11 @@ static void test_train_start(g2z_test *t, test_ranks *ranks, int rank, const cha
 }
 
 /* Starts all ranks of a job of ./train, without waiting. */
-static void test_train_open(g2z_test *t, test_ranks *ranks, int world, const char *arguments) {
-  test_ranks_open(ranks, world);
-  for (int rank = 0; rank < world; rank++) test_train_start(t, ranks, rank, "", arguments);
+#define test_train_open(t, world, ...) test_train_ranks(t, world, test_text(__VA_ARGS__))
+static test_ranks test_train_ranks(g2z_test *t, int world, const char *arguments) {
+  test_ranks ranks = test_ranks_open(world);
+  for (int rank = 0; rank < world; rank++) test_train_start(t, &ranks, rank, "", arguments);
+  return ranks;
 }
 
 /* All ranks must end with this code. Rank 0 must print `says`; other ranks must not repeat a
@@ -1577,10 +1579,11 @@ static void test_train_end(g2z_test *t, test_ranks *ranks, double seconds, int c
 }
 
 /* Runs a job of ./train, all ranks of which must end with this code. */
-static void test_train_job(g2z_test *t, int world, int code, const char *says,
-                           const char *arguments) {
-  test_ranks ranks;
-  test_train_open(t, &ranks, world, arguments);
+#define test_train_job(t, world, code, says, ...) \
+  test_train_job_line(t, world, code, says, test_text(__VA_ARGS__))
+static void test_train_job_line(g2z_test *t, int world, int code, const char *says,
+                                const char *arguments) {
+  test_ranks ranks = test_train_ranks(t, world, arguments);
   test_train_end(t, &ranks, 60, code, says);
 }
 
@@ -1629,8 +1632,8 @@ static void test_train_signals(g2z_test *t) {
   for (int i = 0; i < 4; i++) {
     int world = cases[i].world;
     const char *name = cases[i].name;
-    test_train_open(t, &ranks, world, test_text("%s --steps 1000000 --batch 2 --val-every 100000",
-                                                test_digits(t, name)));
+    ranks = test_train_open(t, world, "%s --steps 1000000 --batch 2 --val-every 100000",
+                            test_digits(t, name));
     test_wait_for(t, name, 5);
     for (int k = 0; i == 0 && k < 2; k++) /* a second run finds it locked, and where it will save */
       CHECK_HAS(t, test_trains(t, 1, k ? "%s --save-weights '%s' --steps 5" :
@@ -1648,7 +1651,7 @@ static void test_train_signals(g2z_test *t) {
   }
   signal(SIGHUP, before);
   /* If the job waits for a hanging rank, the first signal waits, too; the second does not. */
-  test_train_open(t, &ranks, 2, test_text("%s --steps 1000000 --batch 1", test_digits(t, "hangs")));
+  ranks = test_train_open(t, 2, "%s --steps 1000000 --batch 1", test_digits(t, "hangs"));
   test_wait_for(t, "hangs", 5);
   CHECK(t, kill(ranks.pid[1], SIGSTOP) == 0 && kill(ranks.pid[0], SIGTERM) == 0);
   rank_sleep(0.7);
@@ -1685,7 +1688,7 @@ static void test_train_stops_soon(g2z_test *t) {
              "'%s/%s'", t->directory, t->directory, run);
     snprintf(slow, sizeof slow, cases[i].slow, t->directory, t->directory);
     snprintf(soon, sizeof soon, cases[i].soon, t->directory, t->directory);
-    test_train_open(t, &ranks, cases[i].world, test_text("%s %s", all, slow));
+    ranks = test_train_open(t, cases[i].world, "%s %s", all, slow);
     test_wait_for(t, run, 2);
     for (double end = g2z_seconds() + 20; i == 3 && g2z_seconds() < end; rank_sleep(0.01))
       if (strstr(test_read(t, "%s/metrics.jsonl", run), "eval_ms")) break;
@@ -1697,20 +1700,19 @@ static void test_train_stops_soon(g2z_test *t) {
     const char *told = test_read(t, "%s/metrics.jsonl", run);
     CHECK(t, !strstr(told, "\"val_ms\"") && !strstr(told, "sample_ms"));
     CHECK(t, test_times(told, "eval_ms") == (i == 3));
-    test_train_job(t, cases[i].world, 0, NULL, test_text("%s %s --resume latest", all, soon));
+    test_train_job(t, cases[i].world, 0, NULL, "%s %s --resume latest", all, soon);
     const char *log = test_read(t, "%s/train.log", run), *at = strstr(log, cases[i].says);
     CHECK(t, at && at < strstr(log, "step 3/4"));
     CHECK(t, test_times(log, cases[i].says) == 2);
     if (i) continue;
     test_sh(t, "rm -r %s", run);
-    test_train_open(t, &ranks, 1, test_text("%s %s --max-train-steps 2 --save-every 9", all, slow));
+    ranks = test_train_open(t, 1, "%s %s --max-train-steps 2 --save-every 9", all, slow);
     test_wait_for(t, run, 2);
     rank_sleep(0.3);
     CHECK(t, kill(ranks.pid[0], SIGKILL) == 0);
     test_ranks_end(t, &ranks, 20, 128 + SIGKILL, NULL);
     test_sh(t, "cmp %s/step-000002/model.safetensors %s/weights/model.safetensors", run, run);
-    test_train_job(t, 1, 0, "val loss", test_text("%s %s --max-train-steps 2 --resume latest", all,
-                                                  soon));
+    test_train_job(t, 1, 0, "val loss", "%s %s --max-train-steps 2 --resume latest", all, soon);
   }
 }
 
@@ -1737,10 +1739,10 @@ static void test_train_best(g2z_test *t) {
       snprintf(flags, sizeof flags, "%s --val-every 4 --steps 40 --batch %d %s",
                test_digits(t, run), 4 / cases[i].world, cases[i].flags);
       if (parts == 2)
-        test_train_job(t, cases[i].world, 0, "RUN_COMPLETE",
-                       test_text("%s --max-train-steps %d", flags, cases[i].cut));
-      test_train_job(t, cases[i].world, 0, "RUN_COMPLETE",
-                     test_text("%s %s", flags, parts == 2 ? "--resume latest" : ""));
+        test_train_job(t, cases[i].world, 0, "RUN_COMPLETE", "%s --max-train-steps %d", flags,
+                       cases[i].cut);
+      test_train_job(t, cases[i].world, 0, "RUN_COMPLETE", "%s %s", flags,
+                     parts == 2 ? "--resume latest" : "");
       /* What must have happened, by the losses. */
       int saved[41] = {0}, best = 0, stale = 0, last = 0, end = 0, reached = 0, kept = 0, step;
       double least = INFINITY, loss;
@@ -1787,10 +1789,9 @@ static void test_train_best(g2z_test *t) {
                         : "target loss 0.1: not reached\n");
       if (!end) continue;
       /* Started again, it ends at once; with more patience it continues. */
-      test_train_job(t, cases[i].world, 0, "ended early by ", test_text("%s --resume latest", flags));
+      test_train_job(t, cases[i].world, 0, "ended early by ", "%s --resume latest", flags);
       CHECK(t, test_times(test_read(t, "%s/metrics.jsonl", run), "\"loss\"") == end);
-      test_train_job(t, cases[i].world, 0, "done: ", test_text("%s --resume latest --patience 99",
-                                                               flags));
+      test_train_job(t, cases[i].world, 0, "done: ", "%s --resume latest --patience 99", flags);
       CHECK(t, test_times(test_read(t, "%s/metrics.jsonl", run), "\"loss\"") == 40);
     }
 }
@@ -1848,7 +1849,7 @@ static void test_train_best_honest(g2z_test *t) {
     test_sh(t, "%s", cases[i].before);
     snprintf(flags, sizeof flags, "%s --val-every 4 --steps 8 ", test_digits(t, run));
     if (cases[i].first[0])
-      test_train_job(t, 1, 0, "", test_text("%s %s --batch 2", flags, cases[i].first));
+      test_train_job(t, 1, 0, "", "%s %s --batch 2", flags, cases[i].first);
     const size_t used = strlen(flags);
     snprintf(flags + used, sizeof flags - used, cases[i].second, t->directory);
     snprintf(command, sizeof command, "%s %s --batch %d --ranks %d %s", test_train_program(), flags,
@@ -1861,9 +1862,8 @@ static void test_train_best_honest(g2z_test *t) {
   }
   /* A run that ended at an epoch's end continues: a validation there does not run twice. */
   for (int patience = 1; patience <= 3; patience += 2)
-    test_train_job(t, 1, 0, "ended early by ", test_text("%s --epochs 6 --batch 8 --lr 0 --keep-best "
-                                                         "--resume latest --patience %d",
-                                                         test_digits(t, "ends"), patience));
+    test_train_job(t, 1, 0, "ended early by ", "%s --epochs 6 --batch 8 --lr 0 --keep-best "
+                   "--resume latest --patience %d", test_digits(t, "ends"), patience);
   test_sh(t, "[ $(grep val_loss ends/metrics.jsonl | cut -d, -f1 | sort -u | wc -l) = 4 ]");
 }
 
@@ -1986,8 +1986,8 @@ static void test_train_removed(g2z_test *t) {
   test_ranks ranks;
   for (int i = 0; i < 7; i++) {
     const char *run = test_text("run%d", i);
-    test_train_open(t, &ranks, cases[i].world, test_text("%s --steps 20000 --batch 1 %s",
-                                                         test_digits(t, run), cases[i].flags));
+    ranks = test_train_open(t, cases[i].world, "%s --steps 20000 --batch 1 %s", test_digits(t, run),
+                            cases[i].flags);
     test_wait_for(t, run, 5);
     test_sh(t, "%s", cases[i].command);
     test_train_end(t, &ranks, 20, i == 6 ? 0 : 1, cases[i].says);
@@ -1998,8 +1998,8 @@ static void test_train_removed(g2z_test *t) {
     if (i == 2 || i == 3) continue; /* no directory to save into, or another rank waits */
     test_sh(t, "rm -rf run5/training_metrics.json");
     test_train_job(t, 1, 0, "no step is left",
-                   test_text("%s --steps 20000 --batch 1 --resume latest --max-train-steps 1",
-                             test_digits(t, run)));
+                   "%s --steps 20000 --batch 1 --resume latest --max-train-steps 1",
+                   test_digits(t, run));
   }
 }
 
@@ -2025,13 +2025,12 @@ static void test_train_kills(g2z_test *t, int world, int turns, int apart) {
   test_ranks ranks;
   uint32_t random = 11;
   int kills = 0;
-  test_train_job(t, world, 0, NULL, test_text("%s --steps %d --batch 1 --save-every %d",
-                                              test_digits(t, "whole"), last, last));
+  test_train_job(t, world, 0, NULL, "%s --steps %d --batch 1 --save-every %d",
+                 test_digits(t, "whole"), last, last);
   for (int turn = 0, done = 0; turn <= turns && !done; turn++) {
     int victim = turn % world;
-    test_train_open(t, &ranks, world, test_text("%s --steps %d --batch 1 --save-every 1 --keep %d "
-                                                "--resume latest", test_digits(t, "killed"), last,
-                                                world == 1 ? 2 : 3));
+    ranks = test_train_open(t, world, "%s --steps %d --batch 1 --save-every 1 --keep %d "
+                            "--resume latest", test_digits(t, "killed"), last, world == 1 ? 2 : 3);
     if (turn < turns) test_wait_for(t, "killed", apart * turn + 3);
     usleep(100 * (test_bpe_random(&random) % 200));
     double begin = g2z_seconds();
@@ -2068,11 +2067,10 @@ static void test_train_ranks_resume(g2z_test *t) {
       const int world = turn < 2 ? 4 : stage % 2 ? 1 : 3;
       snprintf(runs[turn], sizeof runs[turn], "run%d%d", stage, turn);
       test_train_job(t, world, 0, world == 1 ? "/weights world_size=" : NULL,
-                     test_text("%s --layers 3 --steps 12 --batch %d --save-every 6 %s --bucket-mb "
-                               "%s --sample-tokens 9 --prompt 1 --temperature 0 %s",
-                               test_digits(t, runs[turn]), 12 / world,
-                               stages[turn < 2 ? stage : (stage + 2) % 5],
-                               turn < 2 ? "0.02" : "0.03", from));
+                     "%s --layers 3 --steps 12 --batch %d --save-every 6 %s --bucket-mb "
+                     "%s --sample-tokens 9 --prompt 1 --temperature 0 %s",
+                     test_digits(t, runs[turn]), 12 / world,
+                     stages[turn < 2 ? stage : (stage + 2) % 5], turn < 2 ? "0.02" : "0.03", from);
       snprintf(from, sizeof from, "--resume '%s/step-000006'", test_at(t, "%s", runs[0]));
     }
     SAME(t, test_text("%s/step-000012", runs[0]), test_text("%s/step-000012", runs[1]));
@@ -2122,7 +2120,7 @@ static void test_train_ranks_memory(g2z_test *t) {
   CHECK_HAS(t, test_trains(t, 0, "%s --dry-run", flags), "rank: it fits");
   static const char says[] = "are free for each of the 2 ranks on this host: batch=1 with zero=";
   CHECK_HAS(t, test_trains(t, 1, "%s --dry-run --ranks 2", flags), "IT DOES NOT FIT", says);
-  test_train_job(t, 2, 1, says, flags);
+  test_train_job(t, 2, 1, says, "%s", flags);
   /* The remedies are right: with the stage that they name last, the model fits. */
   int stage = 0;
   sscanf(strstr(test_trains(t, 1, "%s --dry-run --ranks 2 --zero 0", flags), says) + strlen(says),
@@ -2133,8 +2131,8 @@ static void test_train_ranks_memory(g2z_test *t) {
 static void test_train_ranks_latest(g2z_test *t) {
   test_ranks ranks;
   for (int turn = 0; turn < 2; turn++) {
-    test_train_open(t, &ranks, 2, test_text("%s --steps 8 --batch 1 --save-every 2 --resume latest",
-                                            test_digits(t, "run")));
+    ranks = test_train_open(t, 2, "%s --steps 8 --batch 1 --save-every 2 --resume latest",
+                            test_digits(t, "run"));
     test_ranks_wait(t, &ranks, 60);
     CHECK_RANK(t, &ranks, 0, 0, turn ? "run/step-000008 is skipped: " : NULL);
     CHECK_RANK(t, &ranks, 1, 0, NULL);
@@ -2150,12 +2148,11 @@ static void test_train_ranks_latest(g2z_test *t) {
 /* A rank that loses the job while its console is blocked still ends with the right code. */
 static void test_train_ranks_stuck(g2z_test *t) {
   const char *stuck = test_at(t, "console");
-  test_ranks ranks;
   CHECK(t, mkfifo(stuck, 0600) == 0);
   int console = open(stuck, O_RDWR | O_NONBLOCK);
   while (write(console, stuck, 512) > 0) continue; /* until it is full */
   const char *arguments = test_text("%s --steps 100000 --batch 1", test_digits(t, "stuck"));
-  test_ranks_open(&ranks, 2);
+  test_ranks ranks = test_ranks_open(2);
   test_train_start(t, &ranks, 0, test_text("exec 2> '%s';", stuck), arguments);
   test_train_start(t, &ranks, 1, "", arguments);
   test_wait_for(t, "stuck", 3);
@@ -2202,7 +2199,7 @@ static void test_train_ranks_differ(g2z_test *t) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     const char *flags = test_digits(t, "unused");
     if (strncmp(cases[i].flags, "--train", 7) == 0) flags = strstr(flags, "--vocab-size");
-    test_ranks_open(&ranks, i < 4 ? 3 : 2);
+    ranks = test_ranks_open(i < 4 ? 3 : 2);
     for (int r = 0; r < ranks.world; r++) {
       const int odd = r == cases[i].odd;
       test_train_start(t, &ranks, r,

@@ -1038,12 +1038,11 @@ static void masked_run(g2z_test *t, const char *shard, int world, int stage, int
                        double loss) {
   static float all[1 << 17], part[1 << 17];
   g2z_train_config config = g2z_train_config_default();
-  test_ranks ranks;
   CHECK_OK(t, g2z_weights_config(&t->services, "golden/tiny", &config.model));
   config.batch = 3, config.seq = 20;
   const g2z_plan *plan = test_plan(t, &config, G2Z_DEVICE_CPU, 0, 1);
   CHECK(t, plan->parameters < sizeof all / sizeof *all);
-  test_ranks_open(&ranks, world);
+  test_ranks ranks = test_ranks_open(world);
   test_ranks_start(t, &ranks, 0, world - 1, NULL,
                    test_text("masked %s %d %d %s", shard, stage, accum, test_path(t, "grads")));
   test_ranks_wait(t, &ranks, 120);
@@ -1098,8 +1097,7 @@ static void test_zero_trouble_on(g2z_test *t, int device, int world) {
 
 static void test_zero_trouble(g2z_test *t) {
   /* A rank that fails alone leaves the others hanging for 10 s at most. The rest runs meanwhile. */
-  test_ranks waiting;
-  test_ranks_open(&waiting, 3);
+  test_ranks waiting = test_ranks_open(3);
   test_ranks_start(t, &waiting, 0, 2, NULL,
                    test_text("trouble tuning 0 2 %s", test_path(t, "val.bin")));
   test_zero_trouble_on(t, 0, 3);
