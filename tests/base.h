@@ -186,8 +186,7 @@ static void test_files_locked(g2z_test *t) {
   test_files_hold(t, path, "second", 6, 1);
 
   CHECK_OK(t, g2z_lock_directory(services, t->directory, &locks[0]));
-  CHECK_BAD(t, g2z_lock_directory(services, t->directory, &locks[1]),
-            "another program uses ");
+  CHECK_BAD(t, g2z_lock_directory(services, t->directory, &locks[1]), "another program uses ");
   CHECK(t, locks[1] == -1);
   close(locks[0]);
   CHECK_OK(t, g2z_lock_directory(services, t->directory, &locks[1]));

@@ -363,8 +363,7 @@ static void test_eval_texts(g2z_test *t) {
   CHECK_NEAR(t, text.perplexity, exp(text.loss), 1e-9);
   CHECK_NEAR(t, text.bits_per_byte, sum / log(2.0) / (double)strlen(line), 1e-5);
   char many[1024];
-  snprintf(many, sizeof many, "{\"text\": \"%s\"}\n\n{\"id\": 7, \"text\": \"%s\"}\n", line,
-           line);
+  snprintf(many, sizeof many, "{\"text\": \"%s\"}\n\n{\"id\": 7, \"text\": \"%s\"}\n", line, line);
   test_write_file(t, test_path(t, "a.jsonl"), many, strlen(many));
   CHECK_OK(t, eval_file(model, tokenizer, test_path(t, "a.jsonl"), &lines));
   CHECK(t, lines.tokens == 2 * text.tokens && fabs(lines.loss - text.loss) < 1e-9);
@@ -572,7 +571,7 @@ static void test_examples(g2z_test *t) {
   if (access("build/examples/score", X_OK) || access("build/examples/generate", X_OK) ||
       access("prepare_data", X_OK))
     SKIP(t, "the examples are not built: make examples prepare_data");
-  CHECK(t, test_prepare(t, "", "--train-bpe 290 --out $D --name e $R/README.md") == 0);
+  PREPARES(t, "", "--train-bpe 290 --out $D --name e $R/README.md");
   const char *dir = t->directory;
   test_write_file(t, test_path(t, "b.txt"), text, strlen(text));
   const eval_kit kit = eval_open(t, 300, test_at(t, "e.bpe"));

@@ -1031,8 +1031,7 @@ static void test_ranks_end(g2z_test *t, test_ranks *ranks, double seconds, int c
 /* Runs a rank program on `world` ranks, all of which end this way within two minutes. */
 #define test_ranks_job(t, world, code, says, ...) \
   test_ranks_line(t, world, code, says, test_text(__VA_ARGS__))
-static void test_ranks_line(g2z_test *t, int world, int code, const char *says,
-                            const char *line) {
+static void test_ranks_line(g2z_test *t, int world, int code, const char *says, const char *line) {
   test_ranks ranks = test_ranks_open(world);
   test_ranks_start(t, &ranks, 0, world - 1, NULL, line);
   test_ranks_end(t, &ranks, 120, code, says);

@@ -845,21 +845,19 @@ static void test_prepare_masks(g2z_test *t) {
   test_pairs_make(t, test_path(t, "d.jsonl"), 150, "", "#", &last);
   test_write_file(t, test_path(t, "one.jsonl"), "{\"b\":\"bc\",\"a\":\"a\"}", 18);
   for (size_t i = 0; i < first.count; i++) all[!(first.ids[i] & G2Z_UNCOUNTED)]++;
-  CHECK(t, test_prepare(t, "", "--threads 3 --field a,b --val-fraction 0 --shard-tokens 501 "
-                               "--out $D/1 $D/d.jsonl") == 0);
+  PREPARES(t, "", "--threads 3 --field a,b --val-fraction 0 --shard-tokens 501 --out 1 d.jsonl");
   CHECK_HAS(t, test_prepare_said, test_text("150 documents, %zu tokens, %d of them targets, ",
                                             first.count, all[1]));
-  CHECK(t, test_prepare(t, "", "--format raw --field a,b --val-fraction 0 --out $D/2 "
-                           "$D/d.jsonl") == 0);
+  PREPARES(t, "", "--format raw --field a,b --val-fraction 0 --out $D/2 $D/d.jsonl");
   for (int world = 1; world <= 3; world++)
     for (int rank = 0; rank < world; rank++) {
       test_pairs_read(t, test_at(t, "1/d_train_*.bin"), &first, 501, 20, world, rank);
       test_pairs_read(t, test_at(t, "2/train.bin"), &last, last.count, 13, world, rank);
     }
   CHECK(t, test_files_count(t, "1/d_train_") == 2 * ((int)first.count / 501 + 1));
-  CHECK(t, test_prepare(t, "", "--field a,b --out $D/2 $D/d.jsonl") == 0);
+  PREPARES(t, "", "--field a,b --out $D/2 $D/d.jsonl");
   CHECK(t, test_there(t, "2/d_train_000000.mask") && test_there(t, "2/d_val_000000.mask"));
-  CHECK(t, test_prepare(t, "", "--field b --out $D/2 --overwrite $D/d.jsonl") == 0); /* all count */
+  PREPARES(t, "", "--field b --out $D/2 --overwrite $D/d.jsonl"); /* all count */
   CHECK(t, !test_there(t, "2/d_train_000000.mask") && !test_there(t, "2/d_val_000000.mask"));
   test_prepare_cases(t, bad, sizeof bad / sizeof *bad);
 }

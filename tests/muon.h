@@ -57,8 +57,7 @@ static void test_ops_muon(g2z_test *t) {
   static const double numpy[] = {-0.862051774, 0.273614173, -0.380647126, 0.585927034,
                                  0.358508777,  -0.454865770, 0.206349910};
   for (int which = 0; which < 3; which++) {
-    ops_env e;
-    ops_open(&e, t, ops_dtypes[which], G2Z_FP32);
+    ops_env e = ops_open(t, ops_dtypes[which], G2Z_FP32);
     float *grads = ops_random(&e, N + GAP, 64), *master = ops_random(&e, N, 1);
     float *m = ops_filled(&e, N, 0), *params = ops_output(&e, N + GAP), *u = ops_output(&e, N);
     float *v = ops_output(&e, 8), *work = ops_output(&e, WORK), *kept = ops_output(&e, N);
@@ -161,8 +160,7 @@ static void test_ops_orthogonalize(g2z_test *t) {
     const int rows = sizes[i % 7][0], columns = sizes[i % 7][1], spectrum = i / 7;
     const int least = rows < columns ? rows : columns, most = rows + columns - least;
     double s[64], size = 0, worst = 0;
-    ops_env e;
-    ops_open(&e, t, G2Z_FP32, G2Z_FP32);
+    ops_env e = ops_open(t, G2Z_FP32, G2Z_FP32);
     e.seed = (uint32_t)i + 1;
     const double *U = muon_basis(&e, rows), *V = muon_basis(&e, columns);
     float *x = ops_filled(&e, rows * columns, 0), *again = ops_filled(&e, rows * columns, 0);
@@ -240,8 +238,7 @@ static void test_spikes_rise(g2z_test *t, ops_env *e, const g2z_optimizer_config
 }
 
 static void test_ops_spikes(g2z_test *t) {
-  ops_env e;
-  ops_open(&e, t, G2Z_FP16, G2Z_FP16);
+  ops_env e = ops_open(t, G2Z_FP16, G2Z_FP16);
   g2z_optimizer_config config = ops_optimizer(), off = config;
   g2z_step_state s, next, early;
   memset(&s, 0, sizeof s);

@@ -27,17 +27,19 @@ typedef struct ops_env {
 
 static uint64_t ops_hash; /* hash of all buffers since the test reset it */
 
-static void ops_open(ops_env *e, g2z_test *t, g2z_dtype dtype, g2z_dtype grad) {
-  memset(e, 0, sizeof *e);
-  e->t = t;
-  e->dtype = dtype;
-  e->grad = grad;
-  e->seed = 1;
-  e->state.step = 11;
-  e->state.loss_scale = 1;
-  CHECK_OK(t, g2z_device_create(&t->services, G2Z_DEVICE_CPU, dtype, grad, &e->device));
-  mutate_device(e->device);
-  e->ops = e->device->ops;
+static ops_env ops_open(g2z_test *t, g2z_dtype dtype, g2z_dtype grad) {
+  ops_env e;
+  memset(&e, 0, sizeof e);
+  e.t = t;
+  e.dtype = dtype;
+  e.grad = grad;
+  e.seed = 1;
+  e.state.step = 11;
+  e.state.loss_scale = 1;
+  REQUIRE_OK(t, g2z_device_create(&t->services, G2Z_DEVICE_CPU, dtype, grad, &e.device));
+  mutate_device(e.device);
+  e.ops = e.device->ops;
+  return e;
 }
 
 /* An output: `count` floats that hold `value`, between guards. */
@@ -93,8 +95,7 @@ static void ops_each(g2z_test *t, void (*run)(ops_env *e, const int *size), cons
                      int count) {
   for (int i = 0; i < 3; i++)
     for (int s = 0; s < count; s++) {
-      ops_env e;
-      ops_open(&e, t, ops_dtypes[i], s == 1 ? G2Z_FP32 : ops_dtypes[i]);
+      ops_env e = ops_open(t, ops_dtypes[i], s == 1 ? G2Z_FP32 : ops_dtypes[i]);
       run(&e, sizes[s]);
       ops_close(&e);
     }
@@ -783,8 +784,7 @@ static void test_ops_attention(g2z_test *t) {
  * masked keys, however large. */
 static void test_ops_attention_range(g2z_test *t) {
   enum { T = 130, C = 16, N = T * C };
-  ops_env e;
-  ops_open(&e, t, G2Z_FP32, G2Z_FP32);
+  ops_env e = ops_open(t, G2Z_FP32, G2Z_FP32);
   float *qkv = ops_random(&e, 3 * N, 32), *out = ops_output(&e, N);
   float *lse = ops_output(&e, T), *again = ops_output(&e, N);
   double *want = ops_doubles(&e, N), *size = ops_doubles(&e, N), *lses = ops_doubles(&e, T);
@@ -1024,8 +1024,7 @@ static void ops_decide(ops_env *e, g2z_step_state *state, const g2z_optimizer_co
 }
 
 static void ops_decide_scale(g2z_test *t) {
-  ops_env e;
-  ops_open(&e, t, G2Z_FP16, G2Z_FP16);
+  ops_env e = ops_open(t, G2Z_FP16, G2Z_FP16);
   g2z_optimizer_config config = ops_optimizer();
   g2z_step_state s;
   memset(&s, 0, sizeof s);
@@ -1110,8 +1109,7 @@ static void ops_decide_scale(g2z_test *t) {
 
 static void test_ops_decide(g2z_test *t) {
   ops_decide_scale(t);
-  ops_env e;
-  ops_open(&e, t, G2Z_BF16, G2Z_FP32);
+  ops_env e = ops_open(t, G2Z_BF16, G2Z_FP32);
   g2z_optimizer_config config = ops_optimizer(); /* dynamic scale: fp16 only */
   g2z_step_state s;
   memset(&s, 0, sizeof s);
@@ -1140,8 +1138,7 @@ static void test_ops_decide(g2z_test *t) {
 
 static void test_ops_adamw(g2z_test *t) {
   for (int which = 0; which < 3; which++) {
-    ops_env e;
-    ops_open(&e, t, ops_dtypes[which], G2Z_FP32);
+    ops_env e = ops_open(t, ops_dtypes[which], G2Z_FP32);
     size_t n = 29001; /* two ranges, each of several threads, and a tail */
     float *params = ops_filled(&e, n, 777), *master = ops_random(&e, n, 1);
     float *m = ops_filled(&e, n, 0), *v = ops_filled(&e, n, 0), *grads = ops_random(&e, n, 64);
@@ -1196,8 +1193,7 @@ static void test_ops_adamw(g2z_test *t) {
 }
 
 static void test_ops_sums_and_casts(g2z_test *t) {
-  ops_env e;
-  ops_open(&e, t, G2Z_FP16, G2Z_FP32);
+  ops_env e = ops_open(t, G2Z_FP16, G2Z_FP32);
   static const size_t counts[5] = {0, 1, 63, 65, 200003};
   for (int i = 0; i < 5; i++) {
     size_t n = counts[i];

@@ -1070,8 +1070,7 @@ static void test_example_finetune(g2z_test *t) {
   CHECK(t, fclose(file) == 0);
   test_sh(t, "mkdir bare && echo '{}' > bare/config.json && echo '#version: 0.2' > bytes.bpe && "
              "printf '{\"text\": \"a\"}' > text.jsonl");
-  CHECK(t, test_prepare(t, "", "--vocab $D/bytes.bpe --field completion --out $D/base $D/d.jsonl")
-               == 0);
+  PREPARES(t, "", "--vocab $D/bytes.bpe --field completion --out $D/base $D/d.jsonl");
   test_trains(t, 0, "--train '%s' --vocab '%s' --layers 1 --channels 32 --heads 2 --context 16 "
               "--max-train-steps 2 --run-dir none --sample-tokens 0 --save-weights '%s'",
               test_at(t, "base/d_train_*.bin"), test_at(t, "bytes.bpe"), test_at(t, "w"));
@@ -1390,8 +1389,7 @@ static void test_run_resume_latest(g2z_test *t) {
                "step-000008/trainer_state.json has version=1");
   test_sh(t, "rm -r b; cp -r a b");
   b.config.train.model.heads = 1;
-  CHECK_BAD(t, test_run_all(t, &b.config, &seen),
-            "step-000008 was saved by a model with heads=2");
+  CHECK_BAD(t, test_run_all(t, &b.config, &seen), "step-000008 was saved by a model with heads=2");
   CHECK(t, test_files_count(t, "b/*.damaged") == 0);
   /* A file that cannot be examined is not treated as absent: the run stays unchanged. */
   static const char *const unseen[] = {"step-000008/trainer_state.json", "step-000008/note.json",

@@ -71,10 +71,11 @@ typedef struct test_bpe {
   g2z_tokens whole, parts;
 } test_bpe;
 
-static void test_bpe_open(g2z_test *t, test_bpe *bpe) {
-  memset(bpe, 0, sizeof *bpe);
-  bpe->encoder =
-      test_encoder(t, test_bpe_learn(t, test_bpe_text, sizeof test_bpe_text - 1, 377));
+static test_bpe test_bpe_open(g2z_test *t) {
+  test_bpe bpe;
+  memset(&bpe, 0, sizeof bpe);
+  bpe.encoder = test_encoder(t, test_bpe_learn(t, test_bpe_text, sizeof test_bpe_text - 1, 377));
+  return bpe;
 }
 
 static void test_bpe_close(test_bpe *bpe) {
@@ -389,10 +390,9 @@ static void test_tokenizer_refusals(g2z_test *t) {
 }
 
 static void test_tokenizer_cut(g2z_test *t) {
-  test_bpe b;
   uint32_t state = 1;
   int wrong = 0, cuts = 0;
-  test_bpe_open(t, &b);
+  test_bpe b = test_bpe_open(t);
   for (int i = 0; i < 20000; i++) {
     char text[64];
     size_t bytes = test_bpe_random_text(&state, text, sizeof text);
@@ -574,10 +574,9 @@ static void test_tokenizer_part(g2z_test *t) {
   static char text[3000];
   static char piece[2 * G2ZT_PART + 54321];
   static int32_t ids[sizeof piece];
-  test_bpe b;
   uint32_t state = 23;
   int wrong = 0;
-  test_bpe_open(t, &b);
+  test_bpe b = test_bpe_open(t);
   for (int i = 0; i < 300; i++) {
     size_t bytes = 0, step = 1 + test_bpe_random(&state) % 200;
     int flags = i % 2 ? G2Z_ENCODE_ALLOW_SPECIAL : G2Z_ENCODE_DEFAULT;

@@ -503,8 +503,7 @@ static void test_context_refusals(g2z_test *t) {
 
 static void test_sampling(g2z_test *t) {
   const float logits[5] = {1.0f, 3.0f, 2.0f, 0.0f, 3.0f};
-  ops_env e;
-  ops_open(&e, t, G2Z_FP32, G2Z_FP32);
+  ops_env e = ops_open(t, G2Z_FP32, G2Z_FP32);
   g2z_sampling s = g2z_sampling_default();
 #define DRAW(logits, V, index) test_draws(t, e.device, logits, V, &s, index)
   s.temperature = 0;

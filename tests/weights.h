@@ -228,8 +228,7 @@ static g2z_status test_weights_load(g2z_test *t, const g2z_train_config *config,
 }
 
 /* A directory holds the values that test_weights_save saves. */
-static void test_weights_equal(g2z_test *t, const g2z_train_config *config,
-                               const char *directory) {
+static void test_weights_equal(g2z_test *t, const g2z_train_config *config, const char *directory) {
   static float values[TEST_WEIGHTS];
   int wrong = 0;
   memset(values, 0, sizeof values);
