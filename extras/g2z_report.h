@@ -194,7 +194,7 @@ typedef struct g2z_results {
   g2z_object *runs;             /* training_metrics.json of each run; path: its directory */
   size_t run_count, run_capacity;
   g2z_path *reports;            /* files NAME_report.json, unless `show` is NULL */
-  size_t report_count, report_capacity, open_count; /* open: runs that have not ended */
+  size_t report_count, report_capacity;
   /* NULL, or it reads one of these files and puts its part of the page, before the runs. */
   g2z_status (*show)(g2z_services *services, const char *path, g2z_page *page);
 } g2z_results;
@@ -518,15 +518,11 @@ static void g2zp_scale_make(g2zp_scale *s, const g2zp_extent *e, g2z_axis axis, 
   memset(s, 0, sizeof *s);
   s->low = isnan(e->low) ? 0 : e->low;
   s->high = isnan(e->high) ? 1 : e->high;
-  s->log = (axis == G2Z_AXIS_LOG && e->positive < e->high) ||
+  s->log = (axis == G2Z_AXIS_LOG && 1.1 * e->positive < e->high) ||
            (axis == G2Z_AXIS_AUTO && e->low > 0 && e->high / e->low > 1000);
   if (s->log) {
     s->low = rounded ? g2zp_log_bound(e->positive, 0) : e->positive;
     if (rounded) s->high = g2zp_log_bound(e->high, 1);
-    if (s->low >= s->high) { /* both bounds are the same: use the values */
-      s->low = e->positive;
-      s->high = e->high;
-    }
   } else {
     if (axis == G2Z_AXIS_ZERO && s->low > 0) s->low = 0;
     if (axis == G2Z_AXIS_ZERO && s->high < 0) s->high = 0;
@@ -1726,19 +1722,14 @@ static g2z_status g2zp_results_entry(g2z_results *results, const char *directory
     g2z_object *run = &results->runs[results->run_count++]; /* a failure frees it, too */
     G2Z_TRY(g2zp_read_run(services, directory, run));
     *strrchr(run->path, '/') = 0;
-    if (g2z_object_number(run, "hardware.world_size") >= 1 &&
-        !isnan(g2z_object_number(run, "summary.total_wall_time_sec")))
-      return G2Z_OK;
-    return g2z_fail(services, G2Z_FORMAT, "%.400s has no hardware.world_size or no "
-                    "summary.total_wall_time_sec: it is incomplete; remove it", path.text);
+    return G2Z_OK;
   }
   if (strcmp(name, "metrics.jsonl") == 0) {
     int ended;
     G2Z_TRY(g2z_is_there(services, g2z_path_in(directory, "training_metrics.json").text, &ended));
-    if (ended) return G2Z_OK;
-    results->open_count++;
-    g2z_log(services, G2Z_LOG_WARNING, "%.600s is left out, since this run has not ended: it has "
-            "no training_metrics.json", directory);
+    if (!ended)
+      g2z_log(services, G2Z_LOG_WARNING, "%.600s is left out, since this run has not ended: it has "
+              "no training_metrics.json", directory);
     return G2Z_OK;
   }
   if (results->show && fnmatch("*_report.json", name, 0) == 0) {
@@ -1763,15 +1754,12 @@ static g2z_status g2zp_results_entry(g2z_results *results, const char *directory
 }
 
 G2Z_API g2z_status g2z_results_add(g2z_results *results, const char *directory) {
-  const size_t before = results->report_count + results->run_count, open = results->open_count;
+  const size_t before = results->report_count + results->run_count;
   G2Z_TRY(g2zp_results_entry(results, directory, "", 3));
   if (results->report_count + results->run_count > before) return G2Z_OK;
-  if (results->open_count > open)
-    return g2z_fail(results->services, G2Z_FORMAT, "no run in %.600s has ended: wait, or continue "
-                    "the training with --resume latest", directory);
   return g2z_fail(results->services, G2Z_FORMAT, "%.600s and the directories in it hold no "
-                  "NAME_report.json and no training_metrics.json: name a directory that bench or "
-                  "train --run-dir wrote", directory);
+                  "NAME_report.json and no training_metrics.json, which a run writes when it ends: "
+                  "name a directory that bench or train --run-dir wrote", directory);
 }
 
 /* A table of the facts that differ, a row per run; the facts that all runs share stand above it. */

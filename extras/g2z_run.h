@@ -134,7 +134,6 @@ typedef struct g2z_run_event {
   double tokens_per_second;     /* smoothed over the last steps */
   double eta_seconds;           /* includes validation, samples and saving, as measured so far */
   double val_loss;              /* of a VALIDATION */
-  g2z_eval eval;                /* of an EVALUATION */
   const char *sample;           /* of a SAMPLE: prompt and continuation */
 } g2z_run_event;
 
@@ -2260,24 +2259,24 @@ static g2z_status g2zr_evaluate(g2z_run *run, g2z_run_event *event) {
   if (alike > 1) name = strlen(path) > NAME_MAX ? path + strlen(path) - NAME_MAX : path;
   char text[200], tag[3 * NAME_MAX + 8] = "eval/", member[3 * NAME_MAX + 32];
   double begin = g2z_seconds();
-  g2z_eval *eval = &event->eval;
-  G2Z_TRY(g2z_eval_run(run->eval[file], &run->trainer->model, g2zr_share, run, eval));
+  g2z_eval eval;
+  G2Z_TRY(g2z_eval_run(run->eval[file], &run->trainer->model, g2zr_share, run, &eval));
   double seconds = g2z_seconds() - begin;
   run->sum.pause_s += seconds;
   run->evaluated = (file + 1) % files;
   event->kind = G2Z_RUN_EVALUATION;
-  g2z_eval_text(eval, text);
+  g2z_eval_text(&eval, text);
   g2zr_line(run, "step %" PRId64 "/%" PRId64 " | %s | %s | %.2f s", run->step, run->steps, path,
             text, seconds);
-  const double acc = eval->questions ? eval->acc_norm : NAN;
-  const double values[] = {(double)file, eval->loss, acc, seconds * 1e3};
+  const double acc = eval.questions ? eval.acc_norm : NAN;
+  const double values[] = {(double)file, eval.loss, acc, seconds * 1e3};
   g2zr_printable(name, strlen(name), tag + strlen(tag)); /* strings of both files are UTF-8 */
   snprintf(member, sizeof member, ", \"eval_file\": \"%s\"", tag + strlen("eval/"));
   for (char *c = member + strlen(", \"eval_file\": \""); c[1]; c++)
     if (*c == '"' || *c == '\\') *c = '\''; /* it needs no escape */
   G2Z_TRY(g2zr_put_line(run, 4, names, values, member));
   const char *tags = tag;
-  G2Z_TRY(g2zr_put_events(run, run->step, 1, &tags, &eval->loss));
+  G2Z_TRY(g2zr_put_events(run, run->step, 1, &tags, &eval.loss));
   return g2zr_log(run, run->line);
 }
 

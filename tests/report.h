@@ -119,7 +119,7 @@ static void test_page_scales(g2z_test *t) {
                {1e-310, 5e-320, G2Z_AXIS_AUTO, "-1", "1"},
                {-1e300, INFINITY, G2Z_AXIS_LOG, "0", "1"},
                {3, 20, G2Z_AXIS_LOG, "2", "20"},
-               {4.9995, 5.0005, G2Z_AXIS_LOG, "5", "5"},
+               {4.9995, 5.0005, G2Z_AXIS_LOG, "4.9994", "5.0006"},
                {-1, 1, G2Z_AXIS_LOG, "-1", "1"}};
   static const double x[] = {0, 1, 2}, one[] = {1}, low[] = {-1e30};
   static const char *const labels[] = {"one"};
