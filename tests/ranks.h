@@ -593,15 +593,6 @@ static size_t test_stranger_hears(int one, double seconds, int *ended) {
   return count;
 }
 
-/* A message of the protocol without the job's token: HELLO of rank 1 of two, or another kind. */
-static void test_stranger_talks(int one, g2z__kind kind) {
-  g2z__packet packet;
-  memset(&packet, 0, sizeof packet);
-  packet.body.hello.rank = packet.body.hello.control = 1;
-  packet.body.hello.world = 2;
-  g2z__say(one, kind, &packet.body);
-}
-
 /* A socket that listens at this port. */
 static int test_listen(g2z_test *t, const char *address, int port, int backlog) {
   struct sockaddr_in here = test_stranger_address(address, port);
@@ -675,17 +666,22 @@ static void test_ranks_outside(g2z_test *t, test_ranks *ranks) {
  * job's token. */
 static void test_ranks_strangers(g2z_test *t) {
   enum { VISITORS = 100 };
+  g2z__packet packet; /* HELLO of rank 1 of two, without the token */
   int visitors[VISITORS], ended;
   char noise[4096];
   test_ranks ranks = test_ranks_open(2);
   test_ranks_outside(t, &ranks);
   memset(noise, 'x', sizeof noise);
+  memset(&packet, 0, sizeof packet);
+  packet.body.hello.rank = packet.body.hello.control = 1;
+  packet.body.hello.world = 2;
   for (int i = 0; i < VISITORS; i++) {
     visitors[i] = i && visitors[i - 1] < 0 ? -1 : test_stranger_waits(t, "127.0.0.1", ranks.port);
     if (i % 5 == 1) test_stranger_says(visitors[i], "GET / HTTP/1.1\r\n\r\n", 18);
     if (i % 5 == 2) test_stranger_says(visitors[i], noise, sizeof noise);
-    if (i % 25 == 3) test_stranger_talks(visitors[i], G2Z__HELLO);
-    if (i % 25 == 8) test_stranger_talks(visitors[i], i == 8 ? G2Z__START : G2Z__FAULT);
+    if (i % 25 == 3) g2z__say(visitors[i], G2Z__HELLO, &packet.body);
+    if (i == 8) g2z__say(visitors[i], G2Z__START, &packet.body);
+    if (i % 25 == 8 && i > 8) g2z__say(visitors[i], G2Z__FAULT, &packet.body);
     if (i % 7 == 3) shutdown(visitors[i], SHUT_WR);
   }
   /* A silent visitor gets no bytes; one that sends nonsense is disconnected without a reply. */
@@ -831,6 +827,14 @@ static void test_ranks_secret(g2z_test *t) {
   CHECK_RANK(t, &ranks, 0, 1, " callers had another WORLD_SIZE, MASTER_PORT, --run-id or ");
 }
 
+static struct addrinfo *test_resolve(g2z_test *t, const char *host) {
+  struct addrinfo hints, *here = NULL;
+  memset(&hints, 0, sizeof hints);
+  hints.ai_socktype = SOCK_STREAM;
+  CHECK(t, getaddrinfo(host, NULL, &hints, &here) == 0);
+  return here;
+}
+
 /* Rank 0 listens only at MASTER_ADDR, also if not all ranks are on its host. Exception: a name that
  * is a loopback address here and may have another address on other hosts. */
 static void test_ranks_address(g2z_test *t) {
@@ -845,7 +849,7 @@ static void test_ranks_address(g2z_test *t) {
   test_ranks_fine(t, &ranks);
 
   for (int i = 2; i >= 0; i--) {
-    CHECK(t, g2z__socket_resolve(mixed[i], &here[i]) == 0);
+    here[i] = test_resolve(t, mixed[i]);
     if (i < 2) here[i]->ai_next = here[i + 1];
   }
   CHECK(t, !g2z__socket_widen(here[0]));
@@ -861,7 +865,6 @@ static void test_ranks_address(g2z_test *t) {
 
 /* A host with two addresses: the first never answers, and enough time is left for the second. */
 static void test_ranks_addresses(g2z_test *t) {
-  struct addrinfo *here[2];
   int fillers[4];
   g2z_ranks *ranks;
   REQUIRE_OK(t, G2Z_NEW(&t->services, 1, &ranks));
@@ -870,12 +873,11 @@ static void test_ranks_addresses(g2z_test *t) {
   struct sockaddr_in at = test_stranger_address("127.0.0.2", job.port);
   for (int k = 0; k < 4; k++) { /* a full queue: the system drops new connections */
     fillers[k] = socket(AF_INET, SOCK_STREAM, 0);
-    g2z__socket_prepare(fillers[k]);
+    fcntl(fillers[k], F_SETFL, O_NONBLOCK);
     (void)!connect(fillers[k], (struct sockaddr *)&at, sizeof at);
   }
-  for (int i = 0; i < 2; i++)
-    CHECK(t, g2z__socket_resolve(i ? "127.0.0.1" : "127.0.0.2", &here[i]) == 0);
-  here[0]->ai_next = here[1];
+  struct addrinfo *here = test_resolve(t, "127.0.0.2");
+  here->ai_next = test_resolve(t, "127.0.0.1");
   test_ranks_start(t, &job, 0, 0, NULL, "calls join=8");
   close(test_stranger_waits(t, "127.0.0.1", job.port));
   ranks->services = &t->services;
@@ -885,7 +887,7 @@ static void test_ranks_addresses(g2z_test *t) {
   place->rank = 1;
   place->world = 2;
   snprintf(place->job, sizeof place->job, "test_%d_%d", (int)getpid(), job.port);
-  ranks->addresses = here[0];
+  ranks->addresses = here;
   ranks->wake = -1;
   pthread_mutex_init(&ranks->lock, NULL);
   double begin = g2z_seconds();
