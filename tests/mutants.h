@@ -30,8 +30,7 @@
 #define MUTANT_LIST(X)                                                                             \
   X(embed_last_row, OP_EMBED, IN_GOLDEN, "the last token's embedding is zero")                     \
   X(embed_position, OP_EMBED, IN_GOLDEN, "the second token has the first one's embedding")         \
-  X(embed_mask, OP_EMBED, IN_DROPOUT,                                                              \
-    "forward drops other elements of the embedding than backward")                                 \
+  X(embed_mask, OP_EMBED, IN_DROPOUT, "forward drops other elements than backward")                \
   X(embed_bwd_row, OP_EMBED, IN_GOLDEN, "the last token gives wte and wpe no gradient")            \
   X(embed_bwd_overwrite, OP_EMBED, IN_MICRO, "wpe's gradient forgets the micro-steps before")      \
   X(embed_bwd_mask, OP_EMBED, IN_DROPOUT, "wte's gradient has another dropout mask than forward")  \
@@ -47,8 +46,7 @@
   X(norm_overwrite, OP_NORM, IN_MICRO, "LayerNorm's gradients forget the micro-steps before")      \
   X(norm_accumulate, OP_NORM, IN_STEPS, "LayerNorm's gradients keep those of the last step")       \
   X(norm_residual, OP_NORM, IN_GOLDEN, "the residual's gradient is overwritten")                   \
-  X(norm_mask, OP_NORM, IN_DROPOUT,                                                                \
-    "the projection's gradient has another dropout mask than forward")                             \
+  X(norm_mask, OP_NORM, IN_DROPOUT, "the projection's gradient has another dropout mask")          \
   X(linear_bias, OP_LINEAR, IN_GOLDEN, "a product adds the first row of its weights as bias")      \
   X(linear_residual, OP_LINEAR, IN_GOLDEN, "a product leaves the residual out")                    \
   X(linear_fp8, OP_NONE, TESTS("ops_linear fp8", "(fp16 bf16) cuda_linear cuda_fp8"),              \
@@ -69,8 +67,7 @@
   X(attention_mask, OP_ATTENTION, TESTS("golden_gradients causality", "cuda_golden"),              \
     "the first query sees what the second one sees")                                               \
   X(attention_head, OP_ATTENTION, IN_GOLDEN, "in the last row one head is another")                \
-  X(attention_lse, OP_ATTENTION, IN_GOLDEN,                                                        \
-    "a row's softmax is normalised for backward as its neighbour")                                 \
+  X(attention_lse, OP_ATTENTION, IN_GOLDEN, "a row's softmax is normalised as its neighbour's")    \
   X(attention_dropout, OP_ATTENTION, IN_DROPOUT, "forward drops other weights than backward")      \
   X(attention_dq, OP_ATTENTION, IN_SLOPE, "queries get no gradient")                               \
   X(attention_dk, OP_ATTENTION, IN_SLOPE, "keys get no gradient")                                  \
@@ -78,8 +75,7 @@
   X(attention_dv_tail, OP_ATTENTION, IN_GOLDEN, "the last key's value gets no gradient")           \
   X(attention_dq_head, OP_ATTENTION, IN_GOLDEN, "the first head's queries get no gradient")        \
   X(attention_bias, OP_ATTENTION, IN_SLOPE, "qkv gets no bias gradient")                           \
-  X(attention_overwrite, OP_ATTENTION, IN_MICRO,                                                   \
-    "qkv's bias gradient forgets the micro-steps before")                                          \
+  X(attention_overwrite, OP_ATTENTION, IN_MICRO, "qkv's bias forgets the micro-steps before")      \
   X(head_scale, OP_HEAD, IN_GOLDEN, "the loss scale is applied twice")                             \
   X(head_dh, OP_HEAD, IN_GOLDEN, "the LM head sends no gradient to the model")                     \
   X(head_dwte, OP_HEAD, IN_SLOPE, "the LM head gives wte no gradient")                             \
