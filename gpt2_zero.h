@@ -44,9 +44,9 @@
  *     -ffast-math is refused.
  *
  * TABLE OF CONTENTS: rooms of declarations >>dNN and of implementations >>iNN. Each room uses only
- *     those above it, except the page. gpt2_zero_kernels.cuh has rooms >>kNN; >>k80: collectives.
- *     To understand ZeRO, read i00, d06, i13, i11 and i06, in this order; 02, 04, 07, 10, 12 and 16
- *     are plumbing.
+ *     those above it, except the page and i08, which opens i09. gpt2_zero_kernels.cuh has rooms
+ *     >>kNN; >>k80: collectives. To understand ZeRO, read i00, d06, i13, i11 and i06, in this
+ *     order; 02, 04, 07, 10, 12 and 16 are plumbing.
  *           >>i00   the page            one step of ZeRO: gradients, verdict, optimizer, Muon
  *     >>d01         status              one enum, one sentence each
  *     >>d02 >>i02   services and files  allocator, log, clock; files that appear whole
@@ -110,8 +110,8 @@
  *       with --recompute block               0.399 GiB   2 L C + 44 C + 4 NH + 28; 15 % more flops
  *     LM head: logits of all 8,192 tokens    0.768 GiB   8,192 tokens at a time if all logits would
  *                                                        take over half as much as activations
- *       wte's gradient, fp32                 0.144 GiB   if the others are not fp32, with several
- *                                                        chunks or if world x N exceeds 2/3 Vp
+ *       wte's gradient, fp32                 0.144 GiB   if the others are not fp32, and chunks or
+ *                                                        micro-steps > 1, or world x N > 2/3 Vp
  *     scratch of the ops                     0.289 GiB   plus CUDA's context, about 0.5 GiB
  *
  * DETERMINISM
@@ -323,8 +323,7 @@ typedef enum g2z_random_stream {
   G2Z_RANDOM_SHUFFLE,   /* counter: half, round, epoch (low, high) */
   G2Z_RANDOM_SAMPLE,    /* counter: index of the drawn token, 0, 0, 0 */
   G2Z_RANDOM_SYNTHETIC, /* counter: index of a synthetic token / 4 (low, high), 0, 0 */
-  G2Z_RANDOM_MEMBER,    /* counter: 0 of a job's members, 1 of its rank 0; 0, 0, 0 */
-  G2Z_RANDOM_MOMENTS    /* counter: canonical element / 4 (low, high), step, 0; seed 0 */
+  G2Z_RANDOM_MEMBER     /* counter: 0 of a job's members, 1 of its rank 0; 0, 0, 0 */
 } g2z_random_stream;
 
 /* out[4] = Philox4x32-10(counter), keyed by the seed with the stream mixed in. */
@@ -511,7 +510,6 @@ typedef struct g2z_optimizer_config {     /* papers: manual, PAPERS */
   g2z_optimizer kind;                     /* lr, weight_decay and clip serve both */
   float lr, min_lr;                       /* peak and final learning rate */
   float beta1, beta2, eps;                /* of AdamW */
-  int moments_bf16;                       /* 1: AdamW's m and v are bf16, rounded at random */
   float momentum;                         /* of Muon */
   float weight_decay;                     /* decoupled; matrices only, no biases, no LayerNorm */
   float clip;                             /* global gradient norm; 0: no clipping */
@@ -614,9 +612,9 @@ static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *
  *             multiple of 8*slices.
  *
  * bucket      A range of memory that is reduced in one collective: at most bucket_elements, a
- *             multiple of 8*slices, so that each of `slices` equal slices starts on 16 bytes. A
- *             g2z_owner defines which rank owns it; master and m hold a rank's slices one after
- *             the other.
+ *             multiple of 8*slices, so that each of `slices` equal slices starts on 16 bytes.
+ *             plan.owner sets the part of it that a rank owns: its slice, all or nothing. master
+ *             and m hold a rank's parts one after the other.
  * home        The rank that orthogonalizes a weight for Muon (page). `route` lists the pieces of
  *             weights that travel between owners and homes. If an owner has whole weights (stage 0,
  *             dp, one rank), it is their home, and nothing travels.
@@ -672,20 +670,23 @@ typedef struct g2z_param_info { /* a row of the table, for one model */
 #define G2Z_MEMORY_LIST(X)                                                                        \
   X(MEMORY_PARAMS,      "parameters")                                                             \
   X(MEMORY_GRADS,       "gradients")/* with the memory that sends and receives one bucket */      \
-  X(MEMORY_OPTIMIZER,   "master weights in fp32, m and v")                                        \
+  X(MEMORY_OPTIMIZER,   "master weights, m and v in fp32")                                        \
   X(MEMORY_ACTIVATIONS, "activations")                                                            \
   X(MEMORY_HEAD,        "LM head: chunk of logits, and wte's fp32 gradient if separate")          \
   X(MEMORY_BATCHES,     "token batches and step state")                                           \
   X(MEMORY_SCRATCH,     "scratch of the ops")
 typedef enum g2z_memory { G2Z_MEMORY_LIST(G2Z_LIST_NAME) G2Z_MEMORY_COUNT } g2z_memory;
 
-/* Which rank owns which of a buffer's n elements. REDUCE and GATHER (d11) apply this rule, and
- * g2z__plan_owned, _fill and _homes (i06). To shard in another way, for example inside each node,
- * add a row here, and set plan->slices and plan->slice in g2z_plan_create. */
+/* Which of a buffer's n elements a rank owns: the rule of REDUCE and GATHER (d11). To shard in
+ * another way, for example inside each node, add a row and set plan->slice and ->slices. Other code
+ * asks for SLICES, or divides by the world: plan_owned(), plan_fill(), plan_homes(), plan_bytes()
+ * and g2z_plan_create() (i06); star_reduce() and star_rows() (i11); room k80; verdict.owners (i14);
+ * saver_begin() (i16). */
 typedef enum g2z_owner {
   G2Z_OWNER_SLICES,            /* rank r owns slice r, n / slices elements */
   G2Z_OWNER_ALL,               /* each rank owns all */
-  G2Z_OWNER_ROOT               /* rank 0 owns all */
+  G2Z_OWNER_ROOT,              /* rank 0 owns all */
+  G2Z_OWNER_COUNT
 } g2z_owner;
 
 typedef struct g2z_unit {         /* a part of the model whose gradients complete together */
@@ -751,8 +752,8 @@ typedef struct g2z_plan {
   /* ----- the job and its stage ----- */
   g2z_device_kind device;
   int rank, world, zero_stage;
-  int slice, slices;              /* of each bucket: the number of this rank's, and how many. They
-                                   * equal rank and world, but sizes depend on them alone */
+  int slice, slices;              /* of each bucket: the number of this rank's slice, and how many
+                                   * slices there are. They equal rank and world */
   g2z_strategy strategy;
   g2z_owner owner;                /* the ranks that get a bucket's sum and send its parameters */
   int by_unit;                    /* 1, from stage 2 on: a unit's gradient is in one of two buffers
@@ -779,9 +780,9 @@ typedef struct g2z_plan {
 
   /* ----- types ----- */
   g2z_dtype dtype;                /* of parameters and activations */
-  g2z_dtype grad_dtype;           /* dtype with one or two micro-steps, else fp32 */
-  g2z_dtype wire_dtype;           /* NCCL and CPU ranks sum gradients in it: dtype, or fp32 if the
-                                   * config wants it */
+  g2z_dtype grad_dtype;           /* fp32 if TF32, grad_fp32 or accum > 2; else dtype */
+  g2z_dtype wire_dtype;           /* NCCL and CPU ranks round gradients to it before they travel:
+                                   * fp32 if TF32 or grad_fp32; else dtype */
   g2z_dtype dwte_dtype;           /* of the LM head's part of wte's gradient: fp32, or grad_dtype if
                                    * nothing is added before it is sent */
   g2z_fp8 fp8;                    /* needs more scratch */
@@ -814,9 +815,9 @@ typedef struct g2z_plan {
   /* ----- tables; `unit` and `bucket` have one more entry, which begins where the last one ends */
   int units, buckets;             /* units: L + 3 */
   int wpe, wte;                   /* the last two units */
-  int early;                      /* buckets from this one on are updated and shared first. Muon:
-                                   * wte's buckets. AdamW: the buckets that forward reads first; if
-                                   * !gathers, all */
+  int early;                      /* the step updates and shares buckets from this one on before the
+                                   * others. Muon: wte's. AdamW: block 0's, wpe's and wte's, which
+                                   * forward reads first; if !gathers, all */
   size_t updates;                 /* ranges; those from `muon_updates` on are Muon's */
   size_t muon_updates;
   g2z_unit *unit;                 /* [units + 1] */
@@ -828,12 +829,11 @@ typedef struct g2z_plan {
   g2z_optimizer optimizer;
   int muon_weights;               /* number of weights that Muon updates: 4 per block, or 0 */
   size_t u_bytes;                 /* per element of u and O: 2, bf16; 4 on a CPU, fp32 */
-  size_t moment_bytes;            /* of an element of m and v: 4, or 2 for bf16 on a GPU */
   size_t v_elements;              /* of v: shard_elements without Muon's weights */
   /* Muon's areas, in bytes from the start of the logits' memory. At 0 lie the weights at home on
    * this rank, at work_begin the scratch of orthogonalize, at u_begin u and O of this rank's
-   * slices. Without routes these are the weights at home: u_begin is 0. With routes u and the
-   * scratch overlap: u has left before orthogonalize runs, and O returns after it. */
+   * slices. Without routes u and O are the weights at home: u_begin is 0. With routes they
+   * share the scratch's memory: u leaves before orthogonalize runs, and O returns after it. */
   size_t u_begin, work_begin, work_bytes;
   int shapes, routes;
   g2z_weight *weight;             /* [muon_weights], in the order of memory */
@@ -850,8 +850,7 @@ G2Z_API g2z_status g2z_plan_create(g2z_services *services, const g2z_train_confi
                                    g2z_device_kind device, int rank, int world, g2z_plan **out);
 G2Z_API void g2z_plan_free(g2z_plan *plan); /* NULL is fine */
 /* Returns G2Z_NO_MEMORY unless the plan of `config` fits into `free_bytes`; the sentence names the
- * batch, recomputation and ZeRO stages that would fit. sharing: number of ranks that share a host's
- * memory. */
+ * batch, recomputation and ZeRO stages that would fit. sharing: ranks that share host memory. */
 G2Z_API g2z_status g2z_plan_fits(g2z_services *services, const g2z_train_config *config,
                                  const g2z_plan *plan, size_t free_bytes, int sharing);
 /* The largest B whose plan fits into `free_bytes` together with NCCL's memory; 0: none fits. */
@@ -988,7 +987,7 @@ G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, c
  *     fc, fcproj, fp8=forward                clamped to 448, the largest of e4m3
  *   gradients that enter qkv,     e5m2       for the product with the weights; clamped to 57344.
  *     fc, fcproj, fp8=all                    Weight gradients are made from act
- *   weight and bias gradients     grad type  act with one or two micro-steps; else fp32
+ *   weight and bias gradients     grad type  act; fp32 with --accum > 2, tf32 or --grad-dtype fp32
  *   their sums over the ranks     grad type  copy engines: summed in fp32, rounded once. NCCL:
  *                                            rounded to act before they travel, and perhaps at
  *                                            each hop; not with --grad-dtype fp32
@@ -999,8 +998,7 @@ G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, c
  *                                            in fp32 and rounded once
  *   token losses                  fp32       their sum is fp64
  *   sum of squares of gradients   fp64
- *   master, m, v, AdamW           fp32       with moments=bf16 m and v are rounded at random: up or
- *                                            down, so that the mean stays
+ *   master, m, v, AdamW           fp32
  *   Muon's u, X and O             bf16       sums of products in fp32; fp32 on a CPU
  *   fp16 has 5 exponent bits, so the loss is multiplied by a scale (Micikevicius et al. 2018,
  *   arXiv:1710.03740): 2^16 first, doubled after loss_scale_window good steps, halved when a
@@ -1081,8 +1079,7 @@ typedef struct g2z_row_part {
 /* Operands of AdamW and Muon, in device memory except config and host_ranges (a copy of ranges). */
 typedef struct g2z_update {
   void *params;                  /* act out */
-  float *master;                 /* in place, as m and v */
-  void *m, *v;                   /* f32, or config->moments_bf16, which a CPU stores as f32 */
+  float *master, *m, *v;         /* in place */
   const void *sums;
   const g2z_update_range *ranges, *host_ranges;
   const g2z_optimizer_config *config;
@@ -1479,23 +1476,24 @@ G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *servic
  *      sends as the span of g2z__call_span. It receives the same calls again in each replay. It may
  *      block if AFTER, MARK and WAIT then have nothing to do. Other members: see g2z_collectives.
  *   2. Choose it in g2z__cuda_comm_open or, for CPU ranks, in g2z_comm_create.
- *   3. Pass g2z__ranks_progress the address of a counter that each MARK raises: heartbeats report
- *      it, and a counter that stands still for hang_s ends the job.
- * To add a word: name it in G2Z_TRANSPORT_LIST. g2z_plan_create sets `reduce` (COPY for any word
- * except NCCL: change that), g2z__plan_batch `gather`; g2z__plan_bytes counts the memory, and
- * g2z__comm_carrier names it in the log. Words count for GPUs from stage 1 on. */
+ *   3. If calls do not block, pass g2z__ranks_progress the address of a counter that each MARK
+ *      raises: heartbeats report it, and a counter that stands still for hang_s ends the job.
+ * To add a word: name it in G2Z_TRANSPORT_LIST and, for the log, in g2z__comm_carrier. Set
+ * plan->reduce in g2z_plan_create, where every word except NCCL means COPY, and plan->gather in
+ * g2z__plan_batch. Count its memory in g2z__plan_bytes. Only GPUs in ZeRO stages 1 to 3 use words:
+ * g2z_plan_create gives other jobs NCCL. */
 
 typedef struct g2z_comm g2z_comm;
 
 typedef enum g2z_call_kind {
   G2Z_CALL_AFTER,  /* The queue waits until this rank's device has finished all its work so far.
-                    * With `all`, later calls touch other ranks' memory only when all ranks'
-                    * devices have come here. NCCL's calls ensure that without a barrier here. */
+                    * With `all` it also waits for the other ranks' devices, so that copies may
+                    * write to their memory. NCCL needs no barrier: its calls wait themselves. */
   G2Z_CALL_REDUCE, /* Sums from[n] grad over all ranks, sent in the wire's type; `to` grad (write)
-                    * gets the part that this rank owns. `to` may be this rank's part of `from`; for
-                    * owners ALL and ROOT it must be. The rest of `from` is undefined afterwards.
-                    * But an element that is 0 on all ranks stays 0, because up to stage 1 padding
-                    * is zeroed only once. */
+                    * gets the part that this rank owns. With SLICES, `to` may be this rank's slice
+                    * of `from`; with ALL and ROOT, `to` is `from`. Afterwards the rest of `from`
+                    * is undefined. Only elements that are 0 on all ranks stay 0: up to stage 1,
+                    * padding is zeroed once, when it is allocated. */
   G2Z_CALL_GATHER, /* to[n] act: each owner's part from[n / world], or from[n] of rank 0. `from` may
                     * be that part of `to` itself. No rank may still be reading `to`: the caller
                     * ensures this, if necessary by AFTER with `all`. */
@@ -1535,8 +1533,7 @@ typedef struct g2z_collectives { /* an implementation of the calls */
    * play() ignores AFTER. */
   g2z_status (*depart)(g2z_comm *comm, int *departure);
   /* Enqueues one call. AFTER waits for the departure `place`; if that is inside a graph, for the
-   * graph's latest run to pass it. If calls block, as between CPU ranks, play() ignores AFTER, MARK
-   * and WAIT. */
+   * graph's latest run to pass it. If calls block (CPU), play() ignores AFTER, MARK and WAIT. */
   g2z_status (*play)(g2z_comm *comm, const g2z_call *call);
   /* Does ROWS of at most 256 bytes, a multiple of 4, in the order of the device's own work, even
    * while a graph is being recorded. *done 0: it cannot do that, and did nothing. */
@@ -1545,9 +1542,9 @@ typedef struct g2z_collectives { /* an implementation of the calls */
    * for ROWS. All ranks allocate the same sizes in the same order. */
   g2z_status (*allocate)(g2z_comm *comm, size_t bytes, void **out);
   void (*release)(g2z_comm *comm, void *memory);
-  /* A lap lasts from lap(), with number 0 or 1, to the next rows_now(). When the device has passed
-   * a lap, waited_ms() returns how long it waited for other ranks in it. Only some laps may be
-   * timed; for another one it returns the time of the last lap that was. */
+  /* A lap lasts from lap(), with number 0 or 1, to the next lap(). When the device has passed a
+   * lap, waited_ms() returns how long it waited for other ranks in it. A backend may time only some
+   * laps. For the others waited_ms() repeats the last measured time. */
   void (*lap)(g2z_comm *comm, int lap);
   double (*waited_ms)(g2z_comm *comm, int lap);
   void (*close)(g2z_comm *comm);
@@ -1559,8 +1556,7 @@ struct g2z_comm {
   g2z_ranks *ranks;
   g2z_device *device;
   int rank, world;
-  g2z_dtype wire;              /* of gradients on the way, without copy engines; each sum is
-                                * rounded to it */
+  g2z_dtype wire;              /* the type of gradients that NCCL or CPU ranks send, and of sums */
   g2z_transport gather;        /* the transport of parameters; never AUTO */
   g2z_transport reduce;        /* the transport of gradients; with COPY they travel in grad_dtype */
   int lap_now;
@@ -1627,12 +1623,10 @@ typedef struct g2z_model {
   size_t bytes;                 /* its memory on the device; 0: the trainer holds it */
   g2z_trainer *trainer;         /* the trainer that owns it; NULL: g2z_model_open opened it */
   /* The rest is private. */
-  char *params, *grads;         /* flat; the plan has the offsets. A model without a trainer has no
-                                 * grads and no dwte */
+  char *params, *grads;         /* flat, by the plan's offsets. No trainer: no grads, no dwte */
   char *activations;
   char *logits;                 /* [head_chunk, Vp] act */
-  void *dwte;                   /* [Vp, C] of dwte_dtype: wte's gradient; inside grads if that has
-                                 * the same type */
+  void *dwte;                   /* [Vp, C] dwte_dtype: wte's gradient; in grads if of their type */
   int32_t *tokens, *targets;    /* device: [accum, B, T] of a step, or [B, T] of one pass */
   double *sum;                  /* device: of losses */
 } g2z_model;
@@ -1655,8 +1649,8 @@ typedef struct g2z_report {
   int64_t spikes;
   int64_t applied;       /* steps applied up to loss_step */
   double data_ms;        /* waiting for tokens */
-  double exposed_comm_ms;/* time that the device waited for other ranks. Every 8th step is timed;
-                          * the others repeat its time. NaN: not measured */
+  double exposed_comm_ms;/* time that the device waited for other ranks. GPUs measure every 8th
+                          * step; the others repeat its time. NaN: not measured */
 } g2z_report;
 
 /* ----- the trainer, whose first members may be read ----- */
@@ -1708,8 +1702,7 @@ struct g2z_trainer {
   g2z__record record;                /* of a step; empty until a step is recorded */
   g2z__held held[G2Z__HELD_MAX];     /* all its memory except the host's tables */
   int held_count;
-  float *master;                     /* [shard_elements] */
-  char *m, *v;                       /* the same in the moments' type; v: [v_elements] */
+  float *master, *m, *v;             /* [shard_elements]; v: [v_elements] */
   char *sums;                        /* grad: this rank's part of the sums over ranks. From stage 2
                                       * on [shard_elements], else in the model's gradients */
   g2z_step_state *state;             /* device */
@@ -1732,10 +1725,9 @@ struct g2z_trainer {
   int64_t resumed_step, resumed_tokens; /* of the checkpoint; 0: none was loaded */
   int micro_step;                    /* the micro-step that is being enqueued */
   g2z__pass pass;                    /* its tokens, and how its gradients are written */
-  int stale;                         /* 1: masters were loaded or written, and parameters of other
-                                      * ranks are older */
+  int stale;                         /* 1: masters were written, and other ranks' params are old */
   int joined;                        /* number of gathers, in order, that the device waited for */
-  int needed;                        /* the unit whose parameters were requested last */
+  int needed;                        /* the unit that was requested last; only a test reads it */
   int buffered[2];                   /* stage 3: the unit whose parameters are in each of the two
                                       * block buffers, or arriving there; 0: none */
   int buffered_joined[2];            /* 1: the device waited for them */
@@ -1932,7 +1924,9 @@ extern "C" {
 #endif
 
 /* ===== >>i00 the page ====================================================
- * One step of ZeRO, from tokens on the device to new parameters. Everything else serves it.
+ * One step of ZeRO, from tokens on the device to new parameters. Everything else serves it. On
+ * GPUs the second step is recorded: submit then only lists calls, and trainer_enqueue() (room 14)
+ * plays them.
  *
  *   stage | [A] wait_parameters   | [B] wait_gradients   | [C] reduce_bucket     | [D] share
  *   ------+-----------------------+----------------------+-----------------------+---------------
@@ -1957,16 +1951,18 @@ extern "C" {
  *                  bucket.grad_at             wte: reduce_bucket() casts dwte, unless dwte is here
  *   sums           sum_at of this rank's      reduce_bucket(). On CPUs star_reduce() adds (room
  *                  slice                      11), on GPUs room k80. collect() adds the rows that
- *                                             gather_rows() sends, if plan.wte_rows. Up to stage 1
- *                                             `sums` is model.grads, then a separate shard
+ *                                             gather_rows() sends, if plan.wte_rows. `sums` is
+ *                                             model.grads up to stage 1; from stage 2 on, a shard
  *   master, m      shard_at                   optimize(): adamw_element() or muon_element() (room
  *                                             08); Muon's m: muon_to_homes()
  *   v              v_at                       optimize(): adamw
  *   model.params   own_param_at               optimize(): the rounded master. Then share() fills
  *                                             the bucket, at param_at, on every rank
+ * With fp16 and two micro-steps, gradients, what travels and sums are all fp16; only dwte is fp32.
+ * From stage 2 on, micro-step 0 overwrites the shard, and micro-step 1 adds to it and rounds.
  * Between sums and master, collect() waits for the sums and squares them, and judge() turns the
- * squares of all ranks into one factor. optimize() multiplies the sums by it. The optimizer's ops
- * get the addresses of these buffers in t->update, which trainer_first() (room 14) fills.
+ * squares of all ranks into one factor. adamw and momentum multiply the sums by it. The optimizer's
+ * ops get the addresses of these buffers in t->update, which trainer_first() (room 14) fills.
  *
  * The new parameters travel during the next forward pass: wait_parameters() makes the device wait
  * until a unit's have arrived. forward() and unit_backward() read them.
@@ -1978,14 +1974,18 @@ extern "C" {
  *
  * To add an optimizer:
  *   declare   G2Z_OPTIMIZER_LIST (d05), its settings (i05), and a column of G2Z_PARAM_LIST (d06)
- *   plan      plan_updates() cuts its ranges; plan_homes() gives whole weights homes and routes
+ *   plan      plan_updates() cuts its ranges; plan_homes() gives whole weights homes and routes;
+ *             plan_fill() sets plan.early
  *   memory    plan_bytes() counts its state, trainer_allocate() (i14) allocates it. State has one
- *             element per parameter and lies in slices, in files too. State that belongs to a whole
- *             matrix, as Shampoo's L and R do, needs new code. Scratch in the logits' memory lasts
- *             until the next head().
- *   ops       d08, i09 and gpt2_zero_kernels.cuh; muon_to_homes(), muon_at_homes() and optimize()
- *             call them. In a skipped step (state->skip) no op may change a weight or a moment.
- *   files     g2z_buffer, trainer_read() and _write() (i14); transfer_buffer() (i16)
+ *             element per parameter: a rank holds its slices, a file all in canonical order. State
+ *             of a whole matrix, such as Shampoo's L and R, needs new code: allocate it at homes by
+ *             plan.weight, save it by (unit, param); homes change with the world. Scratch in the
+ *             logits' memory lasts until the next head().
+ *   ops       d08, i09 and gpt2_zero_kernels.cuh; muon_to_homes(), muon_at_homes(), optimize() and
+ *             trainer_rehearse() (i14) call them, device_suits() checks the GPU. In a skipped step
+ *             (state->skip) no op may change a weight or a moment.
+ *   files     g2z_buffer; trainer_shard(), where scale > 0 means Muon, trainer_read() and _write()
+ *             (i14); transfer_buffer(), _elements(), saver_begin() and loading_fill() (i16)
  *   log       trainer_open() (i14)
  *
  * When a rank may overwrite memory that another rank reads:
@@ -1999,12 +1999,11 @@ extern "C" {
  *                   which reads rows there, is enqueued before the verdict. The update, which reads
  *                   O there, is enqueued before the next head. Another rank writes only the
  *                   elements that its routes bring here.
- *   verdicts        After this rank's sums over the ranks in this step. They needed the backward
- *                   pass of every rank, and each rank enqueues that after its previous decision,
- *                   which read the old row.
- *   inboxes         If copy engines carry gradients, an inbox has two halves, used alternately. All
- *                   ranks meet in each reduction. A rank that has come to reduction i has added up
- *                   reduction i-1, so the half that reduction i-2 used is free.
+ *   verdicts        After this rank's reductions of this step. They wait for every rank's backward
+ *                   pass, which a rank enqueues after its last decision: that read the old row.
+ *   inboxes         If copy engines carry gradients, an inbox has two halves, used alternately.
+ *                   Reductions i and i-2 use the same half. It is free: all ranks met in reduction
+ *                   i-1, and each had added up reduction i-2 before that.
  *
  * The step only enqueues. A call fails only if this rank's device is lost. Any other failure of a
  * rank travels in the verdict, so that no rank waits in a collective for ever. */
@@ -2187,13 +2186,14 @@ G2Z__PRIVATE g2z_status g2z__end_micro_step(g2z_trainer *t, int reduced) {
 
 /* [B] From stage 2 on, the units alternate between two gradient buffers; wte has its own buffer.
  * Waits until the buffer's previous gradient is reduced: unit - 2's in this micro-step; for wte,
- * wte's in the previous micro-step. Then zeroes the elements that backward does not write: the
- * padding, and positions of wpe beyond the sequence length. */
+ * wte's in the previous micro-step. In a later micro-step the wait for wte, whose reduction is the
+ * last in the queue, has covered units 0 and 1. Then zeroes the elements that backward does not
+ * write: the padding, and positions of wpe beyond the sequence length. */
 G2Z__PRIVATE g2z_status g2z__wait_gradients(g2z_trainer *t, int unit) {
   const g2z_plan *plan = t->plan;
   const g2z_unit *u = &plan->unit[unit];
   int earlier = unit == plan->wte ? unit : unit - 2; /* the unit that used this buffer before */
-  int first = unit == plan->wte ? t->micro_step == 0 : unit < 2; /* no reduction reads it yet */
+  int first = unit == plan->wte ? t->micro_step == 0 : unit < 2; /* nothing to wait for */
   if (!plan->by_unit) return G2Z_OK;
   if (!first)
     G2Z_TRY(g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_REDUCED, plan->unit[earlier + 1].bucket - 1));
@@ -2280,8 +2280,8 @@ G2Z__PRIVATE g2z_status g2z__square(g2z_trainer *t, int from, int to) {
   return G2Z_OK;
 }
 
-/* Waits for the reduced buckets and sums their squares. The bucket that backward completed last is
- * still being reduced while the buckets before it are squared. */
+/* Waits for the reductions, and sums the squares of the results. The buckets before `last` are
+ * squared while `last`, which backward completed last, is still being reduced. */
 G2Z__PRIVATE g2z_status g2z__collect(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   int completed = plan->wte_rows ? plan->unit[plan->wte].bucket : plan->buckets;
@@ -2403,8 +2403,7 @@ G2Z__PRIVATE g2z_status g2z__gather_bucket(g2z_trainer *t, int bucket) {
   return g2z__queue(t, G2Z_CALL_MARK, G2Z__PLACE_GATHERED, bucket);
 }
 
-/* Stage 3: gathers a block into its buffer unless it is already there. Does nothing for other units
- * and for unit -1. */
+/* Stage 3: gathers a block into its buffer unless it is there. Other units and -1: does nothing. */
 G2Z__PRIVATE g2z_status g2z__gather_unit(g2z_trainer *t, int unit) {
   const g2z_unit *u = t->plan->unit;
   if (unit < 0 || !u[unit].gathered || t->buffered[unit % 2] == unit) return G2Z_OK;
@@ -2427,8 +2426,8 @@ G2Z__PRIVATE g2z_status g2z__arrive(g2z_trainer *t, int unit) {
 }
 
 /* [A] Waits for a unit's parameters, and prefetches the next unit of the pass while this one
- * computes. A pass leaves its last two blocks in the buffers: the next pass runs in the other
- * direction and begins with them. */
+ * computes. At the end of a pass the buffers hold its last two blocks. The next pass begins with
+ * these, because it runs in the other direction. */
 G2Z__PRIVATE g2z_status g2z__wait_parameters(g2z_trainer *t, int unit, int next) {
   if (!t->plan->gathers) return G2Z_OK;
   t->needed = unit;
@@ -2437,8 +2436,7 @@ G2Z__PRIVATE g2z_status g2z__wait_parameters(g2z_trainer *t, int unit, int next)
   return g2z__gather_unit(t, next);
 }
 
-/* The unit of the second block in the forward pass, or of the only block. The first two blocks have
- * one buffer each. */
+/* The unit of forward's second block, or of the only block. The first two have one buffer each. */
 G2Z__PRIVATE int g2z__trainer_second(const g2z_trainer *t) {
   return t->plan->model.layers > 1 ? t->plan->model.layers - 1 : 1;
 }
@@ -2448,7 +2446,7 @@ G2Z__PRIVATE int g2z__trainer_second(const g2z_trainer *t) {
  * just before its use. */
 G2Z__PRIVATE g2z_status g2z__share(g2z_trainer *t, int from, int to) {
   const g2z_plan *plan = t->plan;
-  if (from == 0) t->device->ops->span_end(t->device, G2Z_SPAN_OPTIMIZER_STEP);
+  if (to == plan->early) t->device->ops->span_end(t->device, G2Z_SPAN_OPTIMIZER_STEP);
   if (!t->plan->gathers) return G2Z_OK;
   G2Z_TRY(g2z__queue_after(t, 0));
   for (int bucket = to - 1; bucket >= from; bucket--) {
@@ -3498,7 +3496,6 @@ static const g2z_setting g2z__settings[] = {
     NUMBER(zero_stage, INT, zero_stage,            "1", 0, 3,                       ROUNDS),
     NUMBER(bucket_mb, FLOAT, bucket_mb,            "0", 0, 65536,                   ROUNDS),
     CHOICE(schedule,  optimizer.schedule, "cosine", G2Z_SCHEDULE_LIST(G2Z_LIST_WORD), WARN),
-    CHOICE(moments,   optimizer.moments_bf16, "fp32", "|fp32|bf16", ROUNDS),
     CHOICE(optimizer, optimizer.kind, "adamw", G2Z_OPTIMIZER_LIST(G2Z_LIST_WORD), WARN),
     CHOICE(dtype,     dtype,     "fp32", G2Z_DTYPE_LIST(G2Z_LIST_WORD), WARN),
     CHOICE(fp8,       fp8,       "none", G2Z_FP8_LIST(G2Z_LIST_WORD),        WARN),
@@ -3675,8 +3672,6 @@ G2Z__PRIVATE g2z_status g2z__train_config_check(g2z_services *services,
     G2Z_REFUSE(services, "dropout=%g would repeat its masks: heads=%d x seq=%d x seq is "
                "%" PRId64 ", but at most 2^34 masks differ: shorten seq, or take dropout=0",
                (double)config->dropout, config->model.heads, config->seq, scores);
-  if (config->optimizer.moments_bf16 && config->optimizer.kind != G2Z_OPTIMIZER_ADAMW)
-    G2Z_REFUSE(services, "moments=bf16 is for AdamW: take optimizer=adamw, or moments=fp32");
   if (config->strategy == G2Z_STRATEGY_DP && config->zero_stage != 0)
     G2Z_REFUSE(services, "strategy=dp keeps one optimizer, on rank 0, and zero_stage=%d shards it: "
                "take zero_stage=0, or strategy=zero", config->zero_stage);
@@ -3931,8 +3926,7 @@ G2Z__PRIVATE g2z_status g2z__plan_homes(g2z_plan *plan) {
   return G2Z_OK;
 }
 
-/* Fills in the update ranges of this rank's slices, parameter by parameter: first AdamW's, then
- * Muon's. */
+/* Fills in this rank's update ranges, parameter by parameter: first AdamW's, then Muon's. */
 G2Z__PRIVATE void g2z__plan_updates(g2z_plan *plan) {
   size_t updates = 0, own = 0; /* own: Muon's elements so far */
   for (int kind = 0; kind < G2Z_OPTIMIZER_COUNT; kind++, own = 0) {
@@ -4063,9 +4057,8 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
   else if (plan->world > 1 && plan->device == G2Z_DEVICE_CUDA &&
            plan->wire_dtype != plan->grad_dtype)
     bytes[G2Z_MEMORY_GRADS] += g2z__align(plan->bucket_elements * 2); /* in the wire's type */
-  bytes[G2Z_MEMORY_OPTIMIZER] = g2z__align(plan->shard_elements * sizeof(float)) +
-                                g2z__align(plan->shard_elements * plan->moment_bytes) +
-                                g2z__align(plan->v_elements * plan->moment_bytes);
+  bytes[G2Z_MEMORY_OPTIMIZER] = 2 * g2z__align(plan->shard_elements * sizeof(float)) +
+                                g2z__align(plan->v_elements * sizeof(float));
   bytes[G2Z_MEMORY_ACTIVATIONS] = g2z__activation_offset(plan, G2Z__ACT_COUNT, 0);
   plan->logits_bytes = g2z__plan_logits_bytes(plan);
   if (plan->logits_bytes < plan->work_begin + plan->work_bytes)
@@ -4246,8 +4239,8 @@ G2Z_API g2z_status g2z_plan_create(g2z_services *services, const g2z_train_confi
   plan->zero_stage = config->zero_stage;
   plan->strategy = config->strategy;
   /* To add a stage, say what it is here: `owner`, `by_unit`, `gathers`, and in plan_lay_out
-   * unit.gathered. All other code, plan_bytes too, reads these, not the stage. Then follow [A] to
-   * [D] of the page and its table; the bounds of zero_stage are in g2z__settings. */
+   * unit.gathered. Code that lays out memory or runs a step reads these, not the stage. Then follow
+   * [A] to [D] of the page and its table. 3 is also a bound in g2z__settings and g2z_plan_fits. */
   plan->owner = config->strategy == G2Z_STRATEGY_DP ? G2Z_OWNER_ROOT
                 : config->zero_stage == 0           ? G2Z_OWNER_ALL
                                                     : G2Z_OWNER_SLICES;
@@ -4268,7 +4261,6 @@ G2Z_API g2z_status g2z_plan_create(g2z_services *services, const g2z_train_confi
   plan->dtype_bytes = halves && (plan->dtype == G2Z_FP16 || plan->dtype == G2Z_BF16) ? 2 : 4;
   plan->grad_bytes = halves && plan->grad_dtype != G2Z_FP32 ? 2 : 4;
   plan->optimizer = config->optimizer.kind;
-  plan->moment_bytes = halves && config->optimizer.moments_bf16 ? 2 : 4;
   plan->u_bytes = device == G2Z_DEVICE_CUDA ? 2 : 4;
   for (int p = 0; p < G2Z_PARAM_COUNT && plan->optimizer == G2Z_OPTIMIZER_MUON; p++)
     if (g2z__param_describe(&plan->model, (g2z_param)p).muon)
@@ -5425,18 +5417,6 @@ static inline G2Z_HOST_DEVICE float g2z__adamw_element(const g2z__adamw_factors 
   return weight * factors->decay - factors->step * (m1 / root);
 }
 
-/* m and v of an element in bf16: the next smaller or larger magnitude, at random, so that the mean
- * stays. Rounded to the nearest, a change of less than half a step would always be lost. random[i]
- * is for element 4 group + i: the lower half for m, the upper half for v. */
-static inline G2Z_HOST_DEVICE void g2z__moments_random(const g2z_step_state *state, uint64_t group,
-                                                       uint32_t random[4]) {
-  uint32_t counter[4] = {(uint32_t)group, (uint32_t)(group >> 32), (uint32_t)state->step, 0};
-  g2z_philox(0, G2Z_RANDOM_MOMENTS, counter, random);
-}
-static inline G2Z_HOST_DEVICE float g2z__round_random(float x, uint32_t random) {
-  return g2z__from_bits((g2z__bits_of(x) + (random & 0xffffu)) & 0xffff0000u);
-}
-
 /* Muon's momentum for one element: updates m and returns u. `gradient` is not yet multiplied by
  * `multiplier`, which is state->grad_multiplier. */
 static inline G2Z_HOST_DEVICE float g2z__momentum_element(float beta, float multiplier, float *m,
@@ -6264,8 +6244,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, float *losses, do
   g2z_release(device->services, narrow);
   for (int i = 0; i < N; i++) *loss_sum += (double)losses[i];
   if (dh && mode == G2Z_OVERWRITE)
-    memset((float *)dwte + (size_t)V * (size_t)C, 0,
-           (size_t)(Vp - V) * (size_t)C * sizeof(float));
+    memset((float *)dwte + (size_t)V * (size_t)C, 0, (size_t)(Vp - V) * (size_t)C * sizeof(float));
   return G2Z_OK;
 }
 
@@ -6318,18 +6297,12 @@ G2Z__PRIVATE g2z_status g2z__cpu_adamw(g2z_device *device, const g2z_update *u, 
     g2z_update_range range = u->host_ranges[i];
     g2z__adamw_factors factors = g2z__adamw_prepare(u->config, u->state, range.decay);
     float *weights = (float *)u->params + range.own_param_at, *masters = u->master + range.shard_at;
-    float *first = (float *)u->m + range.shard_at, *second = (float *)u->v + range.v_at;
+    float *first = u->m + range.shard_at, *second = u->v + range.v_at;
     const float *gradients = (const float *)u->sums + range.sum_at;
     G2Z__PARALLEL(16.0 * (double)range.elements)
     for (int64_t e = 0; e < (int64_t)range.elements; e++) {
       masters[e] = g2z__adamw_element(&factors, masters[e], first + e, second + e, gradients[e]);
       weights[e] = g2z__round(device->dtype, masters[e]);
-      if (!u->config->moments_bf16) continue;
-      uint32_t random[4];
-      const uint64_t at = (uint64_t)range.canonical + (uint64_t)e;
-      g2z__moments_random(u->state, at / 4, random);
-      first[e] = g2z__round_random(first[e], random[at % 4]);
-      second[e] = g2z__round_random(second[e], random[at % 4] >> 16);
     }
   }
   return G2Z_OK;
@@ -6343,7 +6316,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_momentum(g2z_device *device, void *u, const g2z
   for (size_t i = begin; i < end; i++) {
     const g2z_update_range range = update->host_ranges[i];
     const float *gradients = (const float *)update->sums + range.sum_at;
-    float *m = (float *)update->m + range.shard_at, *out = (float *)u + range.u_at;
+    float *m = update->m + range.shard_at, *out = (float *)u + range.u_at;
     G2Z__PARALLEL(6.0 * (double)range.elements)
     for (int64_t e = 0; e < (int64_t)range.elements; e++)
       out[e] = g2z__momentum_element(beta, multiplier, m + e, gradients[e]);
@@ -7102,8 +7075,7 @@ G2Z__PRIVATE void g2z__meeting_hear(g2z_ranks *ranks, g2z__link *caller) {
   g2z__hello *hello = &caller->in.body.hello;
   const int heard = g2z__hear(caller), said_hello = heard > 0 && caller->in.head.kind == G2Z__HELLO;
   if (heard == 0) return;
-  const int right = said_hello &&
-                    memcmp(hello->token, ranks->tokens[0], sizeof hello->token) == 0;
+  const int right = said_hello && memcmp(hello->token, ranks->tokens[0], sizeof hello->token) == 0;
   const int known = right && hello->rank > 0 && hello->rank < world;
   g2z__peer *peer = known ? &ranks->peers[hello->rank] : NULL;
   meeting->strangers += said_hello && !right;
@@ -7642,8 +7614,7 @@ G2Z__PRIVATE void g2z__ranks_alone(g2z_ranks *ranks) {
 }
 
 /* Records a collective that is about to be enqueued; returns its number. */
-G2Z__PRIVATE int64_t g2z__ranks_note(g2z_ranks *ranks, const char *kind, int bucket,
-                                       size_t bytes) {
+G2Z__PRIVATE int64_t g2z__ranks_note(g2z_ranks *ranks, const char *kind, int bucket, size_t bytes) {
   pthread_mutex_lock(&ranks->lock);
   int64_t sequence = ++ranks->sequence;
   g2z__flight *record = &ranks->records[sequence % G2Z__RANKS_RECORDS];
@@ -7972,6 +7943,7 @@ G2Z__PRIVATE g2z_status g2z__star_exchange(g2z_comm *comm, const g2z_call *c) {
 
 G2Z__PRIVATE g2z_span g2z__call_span(const g2z_call *c) {
   static const g2z_span reduce[] = {G2Z_SPAN_REDUCE_SCATTER, G2Z_SPAN_ALL_REDUCE, G2Z_SPAN_REDUCE};
+  static_assert(G2Z_COUNT(reduce) == G2Z_OWNER_COUNT, "a span per owner");
   if (c->kind == G2Z_CALL_ROWS) return c->span;
   if (c->kind == G2Z_CALL_REDUCE) return reduce[c->owner];
   if (c->kind == G2Z_CALL_EXCHANGE) return G2Z_SPAN_EXCHANGE;
@@ -8995,8 +8967,7 @@ G2Z__PRIVATE g2z_status g2z__block_activations(const g2z_model *model, const g2z
 }
 
 /* Runs a unit's part of the forward pass. wte has none: unit wpe reads the rows of both. */
-G2Z__PRIVATE g2z_status g2z__unit_forward(const g2z_model *model, const g2z__pass *pass,
-                                          int unit) {
+G2Z__PRIVATE g2z_status g2z__unit_forward(const g2z_model *model, const g2z__pass *pass, int unit) {
   g2z_device *dev = model->device;
   const g2z_plan *plan = model->plan;
   int C = plan->model.channels, L = plan->model.layers, layer = 0;
@@ -9090,8 +9061,7 @@ G2Z__PRIVATE g2z_status g2z__unit_backward(const g2z_model *model, const g2z__pa
   G2Z_TRY(op->linear_bwd_data(dev, dfc, G2Z__G(FCB), dproj, G2Z__W(FCPROJW), G2Z__A(FCSLOPE),
                               narrow, mode, N, 4 * C, C));
   G2Z_TRY(op->linear_bwd_weight(dev, G2Z__G(FCW), G2Z__A(LN2), dfc, mode, N, C, 4 * C));
-  G2Z_TRY(op->linear_bwd_data(dev, dln2, NULL, dfc, G2Z__W(FCW), NULL, narrow, mode, N, C,
-                              4 * C));
+  G2Z_TRY(op->linear_bwd_data(dev, dln2, NULL, dfc, G2Z__W(FCW), NULL, narrow, mode, N, C, 4 * C));
   G2Z_TRY(op->layernorm_bwd(dev, dres, dropped, G2Z__G(LN2W), G2Z__G(LN2B), G2Z__G(ATTPROJB), dln2,
                             G2Z__A(RES2), G2Z__W(LN2W), G2Z__F(LN2_MEAN), G2Z__F(LN2_RSTD),
                             G2Z_ACCUMULATE, mode, &drop_attproj, N, C));
@@ -9185,8 +9155,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
       {&model->grads, plan->grad_elements * grad_bytes, G2Z__DEVICE},
       {plan->by_unit ? &t->sums : NULL, shard * grad_bytes, G2Z__DEVICE},
       {&t->master, shard * sizeof(float), G2Z__DEVICE},
-      {&t->m, shard * plan->moment_bytes, G2Z__DEVICE},
-      {&t->v, plan->v_elements * plan->moment_bytes, G2Z__DEVICE},
+      {&t->m, shard * sizeof(float), G2Z__DEVICE},
+      {&t->v, plan->v_elements * sizeof(float), G2Z__DEVICE},
       {&model->activations, plan->bytes[G2Z_MEMORY_ACTIVATIONS], G2Z__DEVICE},
       {own_dwte ? &model->dwte : NULL, Vp * C * sizeof(float), G2Z__DEVICE},
       {&model->tokens, 2 * tokens * sizeof(int32_t), G2Z__DEVICE}, /* also targets */
@@ -9253,13 +9223,10 @@ G2Z__PRIVATE g2z_status g2z__check_canonical(g2z_trainer *t, size_t begin, size_
 }
 
 /* The address of a range in its buffer; NULL: a range of Muon has no v. */
-G2Z__PRIVATE char *g2z__trainer_shard(const g2z_trainer *t, g2z_buffer buffer,
-                                      const g2z_update_range *range) {
-  const size_t size = t->plan->moment_bytes;
-  if (buffer == G2Z_BUFFER_MASTER) return (char *)(t->master + range->shard_at);
-  if (buffer == G2Z_BUFFER_M) return t->m + range->shard_at * size;
-  if (buffer == G2Z_BUFFER_V) return range->scale > 0 ? NULL : t->v + range->v_at * size;
-  return g2z__sums_at(t, range->sum_at);
+G2Z__PRIVATE float *g2z__trainer_shard(const g2z_trainer *t, g2z_buffer buffer,
+                                       const g2z_update_range *range) {
+  if (buffer == G2Z_BUFFER_V) return range->scale > 0 ? NULL : t->v + range->v_at;
+  return (buffer == G2Z_BUFFER_MASTER ? t->master : t->m) + range->shard_at;
 }
 
 G2Z_API g2z_status g2z_trainer_write(g2z_trainer *t, g2z_buffer buffer, size_t canonical,
@@ -9270,24 +9237,13 @@ G2Z_API g2z_status g2z_trainer_write(g2z_trainer *t, g2z_buffer buffer, size_t c
     G2Z_REFUSE(t->services, "gradients belong to the step: they are read, not written");
   g2z_update_range part;
   for (size_t next = 0; g2z__owned_next(t->plan, canonical, count, &next, &part);) {
-    char *to = g2z__trainer_shard(t, buffer, &part);
-    const float *from = values + (part.canonical - canonical);
+    float *to = g2z__trainer_shard(t, buffer, &part);
     if (!to) continue;
-    if (buffer != G2Z_BUFFER_MASTER && t->plan->moment_bytes == 2) {
-      uint16_t *halves;
-      G2Z_TRY(G2Z_NEW(t->services, part.elements, &halves));
-      for (size_t i = 0; i < part.elements; i++)
-        halves[i] = (uint16_t)(g2z__bits_of(g2z__round_bf16(from[i])) >> 16);
-      g2z_status status = dev->ops->upload(dev, to, halves, part.elements * sizeof *halves);
-      if (status == G2Z_OK) status = dev->ops->synchronize(dev);
-      g2z_release(t->services, halves);
-      G2Z_TRY(status);
-      continue;
-    }
-    G2Z_TRY(dev->ops->upload(dev, to, from, part.elements * sizeof(float)));
+    G2Z_TRY(dev->ops->upload(dev, to, values + (part.canonical - canonical),
+                             part.elements * sizeof(float)));
     if (buffer == G2Z_BUFFER_MASTER)
-      G2Z_TRY(dev->ops->cast_act(dev, g2z__params_at(&t->model, part.own_param_at),
-                                 (const float *)to, part.elements));
+      G2Z_TRY(dev->ops->cast_act(dev, g2z__params_at(&t->model, part.own_param_at), to,
+                                 part.elements));
   }
   t->stale = 1;
   t->buffered[0] = t->buffered[1] = 0;
@@ -9301,23 +9257,21 @@ G2Z_API g2z_status g2z_trainer_read(g2z_trainer *t, g2z_buffer buffer, size_t ca
   g2z_update_range part;
   for (size_t next = 0; g2z__owned_next(t->plan, canonical, count, &next, &part);) {
     float *to = out + (part.canonical - canonical);
-    const char *from = g2z__trainer_shard(t, buffer, &part);
-    if (!from) {
-      memset(to, 0, part.elements * sizeof(float));
+    if (buffer != G2Z_BUFFER_GRADS) {
+      const float *from = g2z__trainer_shard(t, buffer, &part);
+      if (from) G2Z_TRY(dev->ops->download(dev, to, from, part.elements * sizeof(float)));
+      else memset(to, 0, part.elements * sizeof(float));
       continue;
     }
-    /* Numbers of 2 bytes are copied to the end of `to` and widened in place. */
-    const size_t size = buffer == G2Z_BUFFER_MASTER  ? sizeof(float)
-                        : buffer == G2Z_BUFFER_GRADS ? t->plan->grad_bytes
-                                                     : t->plan->moment_bytes;
-    const g2z_dtype type = buffer == G2Z_BUFFER_GRADS ? t->plan->grad_dtype : G2Z_BF16;
+    /* Gradients of 2 bytes are copied to the end of `to` and widened in place. */
+    const size_t size = t->plan->grad_bytes;
     char *raw = (char *)to + part.elements * (sizeof(float) - size);
-    G2Z_TRY(dev->ops->download(dev, raw, from, part.elements * size));
+    G2Z_TRY(dev->ops->download(dev, raw, g2z__sums_at(t, part.sum_at), part.elements * size));
     G2Z_TRY(dev->ops->synchronize(dev));
     for (size_t i = 0; i < part.elements && size < sizeof(float); i++) {
       uint16_t bits;
       memcpy(&bits, raw + i * size, sizeof bits);
-      to[i] = g2z__widen(type, bits);
+      to[i] = g2z__widen(t->plan->grad_dtype, bits);
     }
   }
   return dev->ops->synchronize(dev);
@@ -9579,7 +9533,7 @@ G2Z_API g2z_status g2z_trainer_write_tuning(g2z_trainer *t, const char *path) {
 }
 
 /* Runs forward and backward, so that the matrix products of these shapes are timed: once
- * overwriting gradients and, if a step has several micro-steps, once adding to them; then
+ * overwriting gradients and, if later micro-steps add to them (up to stage 1), once adding; then
  * validation's forward, without 8-bit products. Uses the tokens and parameters on the device. */
 G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
   for (int again = 0; again <= (t->plan->accum > 1 && !t->plan->by_unit); again++) {
@@ -10574,9 +10528,17 @@ G2Z__PRIVATE g2z_status g2z__transfer_buffer(g2z__transfer *x, g2z_buffer buffer
   return G2Z_OK;
 }
 
-/* Saves or loads the elements in x's range that this rank owns. A failure on the device marks this
- * rank as failed alone: other ranks may be waiting for its parameters, and would not see an
- * agreement. */
+/* Downloads from the device and waits. A failure marks this rank as failed alone: other ranks may
+ * be waiting for its parameters, and would not see an agreement. */
+G2Z__PRIVATE g2z_status g2z__transfer_download(g2z__transfer *x, void *to, const void *from,
+                                                size_t bytes) {
+  g2z_device *dev = x->t->device;
+  g2z_status status = dev->ops->download(dev, to, from, bytes);
+  if (status == G2Z_OK) status = dev->ops->synchronize(dev);
+  return g2z__trainer_alone(x->t, status);
+}
+
+/* Saves or loads the elements in x's range that this rank owns. */
 G2Z__PRIVATE g2z_status g2z__transfer_elements(g2z__transfer *x, int saving) {
   const int last = x->weights_only ? G2Z_BUFFER_MASTER : G2Z_BUFFER_V;
   for (int b = G2Z_BUFFER_MASTER; b <= last; b++) {
@@ -10584,15 +10546,14 @@ G2Z__PRIVATE g2z_status g2z__transfer_elements(g2z__transfer *x, int saving) {
     g2z_update_range range;
     G2Z_TRY(g2z__transfer_buffer(x, (g2z_buffer)b, saving, &begin));
     for (size_t next = 0; g2z__owned_next(x->t->plan, x->begin, x->count, &next, &range);) {
-      if (!g2z__trainer_shard(x->t, (g2z_buffer)b, &range))
-        continue; /* v of Muon's weights: the file has zeros */
+      const float *shard = g2z__trainer_shard(x->t, (g2z_buffer)b, &range);
+      if (!shard) continue; /* v of Muon's weights: the file has zeros */
       for (size_t done = 0, n; done < range.elements; done += n) {
         const size_t canonical = range.canonical + done;
         const uint64_t at = begin + canonical * sizeof(float);
         n = range.elements - done < x->chunk_elements ? range.elements - done : x->chunk_elements;
         if (saving) {
-          g2z_status status = g2z_trainer_read(x->t, (g2z_buffer)b, canonical, n, x->chunk);
-          G2Z_TRY(g2z__trainer_alone(x->t, status));
+          G2Z_TRY(g2z__transfer_download(x, x->chunk, shard + done, n * sizeof(float)));
           if (!g2z__pwrite(x->descriptor, x->chunk, n * sizeof(float), (int64_t)at))
             return g2z_fail_file(x->services, errno, "write", x->path.text);
         } else {
@@ -10648,10 +10609,7 @@ G2Z__PRIVATE g2z_status g2z__saver_own(g2z__transfer *x) {
   const g2z_trainer *t = x->t;
   const g2z_plan *plan = t->plan;
   g2z__saved *saved = &x->saved;
-  const g2z_ops *ops = t->device->ops;
-  g2z_status status = ops->download(t->device, &saved->state, t->state, sizeof saved->state);
-  if (status == G2Z_OK) status = ops->synchronize(t->device);
-  G2Z_TRY(g2z__trainer_alone(x->t, status));
+  G2Z_TRY(g2z__transfer_download(x, &saved->state, t->state, sizeof saved->state));
   saved->tokens = t->resumed_tokens + (t->enqueued - t->resumed_step) * plan->step_tokens;
   saved->config = t->config;
   if (t->loader) {

@@ -664,6 +664,8 @@ static void test_run_profile(g2z_test *t) {
   CHECK_HAS(t, text, "\":train/forward\"", "\":train/backward\"", "\":train/optimizer_step\"",
             "\"timers_");
   CHECK(t, !test_json_kind(t, text, strlen(text), "osrt_top5.0"));
+  test_sh(t, "awk '{ count[$NF] = $3 } END { exit count[\":train/optimizer_step\"] != "
+             "count[\":optimizer/decide\"] }' run/profiles/timers_*.txt"); /* once per step each */
   CHECK(t, !test_json_kind(t, text, strlen(text), "inputs.1"));
   test_sh(t, "rm run/profiles/profile_summary.json");
   CHECK_FORMAT(t, g2z_profile_run(&t->services, s.run_dir), "nsys_stats_a.txt, line 1");

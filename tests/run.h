@@ -372,8 +372,7 @@ static void test_run_keeps_good(g2z_test *t) {
                  good ? NULL : test_text("no step of %d was applied", i == 2 ? 4 : 8));
     CHECK(t, test_there(t, test_text("%s/RUN_COMPLETE.txt", name)) == good);
     if (i < 3) CHECK(t, test_there(t, "run/step-000004"));
-    CHECK(t, test_files_count(t, test_text("%s/step-", name)) ==
-                 (i == 1 || i == 2 ? 4 : 2));
+    CHECK(t, test_files_count(t, test_text("%s/step-", name)) == (i == 1 || i == 2 ? 4 : 2));
     test_end(t, before);
     if (i == 0) test_sh(t, "cp -r run kept");
     if (i < 2) /* a finite loss is a result, with a warning if it is worse than guessing */
@@ -689,8 +688,7 @@ static void test_train_run(g2z_test *t) {
       {"--layers 1 --channels 32 --heads 4 --context 16", 0, "1"},
       {"--channels 32 --vocab-size 257", 0, "1"}};
   CHECK_HAS(t, test_trains(t, 0, "--dry-run --device cpu --layers 2 --channels 64 --seq 32 "
-                           "--batch 2"),
-            "2 layers", "largest");
+                           "--batch 2"), "2 layers", "largest");
   CHECK(t, access("runs/run_dry", F_OK) != 0);
   test_run_shard(t, "x_val_0.bin", 200);
   CHECK_HAS(t, test_trains(t, 0, "%s --val=%s --batch 2 --global-batch 4 --steps 12 "
