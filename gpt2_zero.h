@@ -323,7 +323,8 @@ typedef enum g2z_random_stream {
   G2Z_RANDOM_SHUFFLE,   /* counter: half, round, epoch (low, high) */
   G2Z_RANDOM_SAMPLE,    /* counter: index of the drawn token, 0, 0, 0 */
   G2Z_RANDOM_SYNTHETIC, /* counter: index of a synthetic token / 4 (low, high), 0, 0 */
-  G2Z_RANDOM_MEMBER     /* counter: 0 of a job's members, 1 of its rank 0; 0, 0, 0 */
+  G2Z_RANDOM_MEMBER,    /* counter: 0 of a job's members, 1 of its rank 0; 0, 0, 0 */
+  G2Z_RANDOM_MOMENTS    /* counter: canonical element / 4 (low, high), step, 0; seed 0 */
 } g2z_random_stream;
 
 /* out[4] = Philox4x32-10(counter), keyed by the seed with the stream mixed in. */
@@ -510,6 +511,7 @@ typedef struct g2z_optimizer_config {     /* papers: manual, PAPERS */
   g2z_optimizer kind;                     /* lr, weight_decay and clip serve both */
   float lr, min_lr;                       /* peak and final learning rate */
   float beta1, beta2, eps;                /* of AdamW */
+  int moments_bf16;                       /* 1: AdamW's m and v are bf16, rounded at random */
   float momentum;                         /* of Muon */
   float weight_decay;                     /* decoupled; matrices only, no biases, no LayerNorm */
   float clip;                             /* global gradient norm; 0: no clipping */
@@ -670,7 +672,7 @@ typedef struct g2z_param_info { /* a row of the table, for one model */
 #define G2Z_MEMORY_LIST(X)                                                                        \
   X(MEMORY_PARAMS,      "parameters")                                                             \
   X(MEMORY_GRADS,       "gradients")/* with the memory that sends and receives one bucket */      \
-  X(MEMORY_OPTIMIZER,   "master weights, m and v in fp32")                                        \
+  X(MEMORY_OPTIMIZER,   "master weights in fp32, m and v")                                        \
   X(MEMORY_ACTIVATIONS, "activations")                                                            \
   X(MEMORY_HEAD,        "LM head: chunk of logits, and wte's fp32 gradient if separate")          \
   X(MEMORY_BATCHES,     "token batches and step state")                                           \
@@ -829,6 +831,7 @@ typedef struct g2z_plan {
   g2z_optimizer optimizer;
   int muon_weights;               /* number of weights that Muon updates: 4 per block, or 0 */
   size_t u_bytes;                 /* per element of u and O: 2, bf16; 4 on a CPU, fp32 */
+  size_t moment_bytes;            /* of an element of m and v: 4, or 2 for bf16 on a GPU */
   size_t v_elements;              /* of v: shard_elements without Muon's weights */
   /* Muon's areas, in bytes from the start of the logits' memory. At 0 lie the weights at home on
    * this rank, at work_begin the scratch of orthogonalize, at u_begin u and O of this rank's
@@ -998,7 +1001,8 @@ G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, c
  *                                            in fp32 and rounded once
  *   token losses                  fp32       their sum is fp64
  *   sum of squares of gradients   fp64
- *   master, m, v, AdamW           fp32
+ *   master, m, v, AdamW           fp32       with moments=bf16 m and v are rounded at random: up or
+ *                                            down, so that the mean stays
  *   Muon's u, X and O             bf16       sums of products in fp32; fp32 on a CPU
  *   fp16 has 5 exponent bits, so the loss is multiplied by a scale (Micikevicius et al. 2018,
  *   arXiv:1710.03740): 2^16 first, doubled after loss_scale_window good steps, halved when a
@@ -1079,7 +1083,8 @@ typedef struct g2z_row_part {
 /* Operands of AdamW and Muon, in device memory except config and host_ranges (a copy of ranges). */
 typedef struct g2z_update {
   void *params;                  /* act out */
-  float *master, *m, *v;         /* in place */
+  float *master;                 /* in place, as m and v */
+  void *m, *v;                   /* f32, or config->moments_bf16, which a CPU stores as f32 */
   const void *sums;
   const g2z_update_range *ranges, *host_ranges;
   const g2z_optimizer_config *config;
@@ -1702,7 +1707,8 @@ struct g2z_trainer {
   g2z__record record;                /* of a step; empty until a step is recorded */
   g2z__held held[G2Z__HELD_MAX];     /* all its memory except the host's tables */
   int held_count;
-  float *master, *m, *v;             /* [shard_elements]; v: [v_elements] */
+  float *master;                     /* [shard_elements] */
+  char *m, *v;                       /* the same in the moments' type; v: [v_elements] */
   char *sums;                        /* grad: this rank's part of the sums over ranks. From stage 2
                                       * on [shard_elements], else in the model's gradients */
   g2z_step_state *state;             /* device */
@@ -3496,6 +3502,7 @@ static const g2z_setting g2z__settings[] = {
     NUMBER(zero_stage, INT, zero_stage,            "1", 0, 3,                       ROUNDS),
     NUMBER(bucket_mb, FLOAT, bucket_mb,            "0", 0, 65536,                   ROUNDS),
     CHOICE(schedule,  optimizer.schedule, "cosine", G2Z_SCHEDULE_LIST(G2Z_LIST_WORD), WARN),
+    CHOICE(moments,   optimizer.moments_bf16, "fp32", "|fp32|bf16", ROUNDS),
     CHOICE(optimizer, optimizer.kind, "adamw", G2Z_OPTIMIZER_LIST(G2Z_LIST_WORD), WARN),
     CHOICE(dtype,     dtype,     "fp32", G2Z_DTYPE_LIST(G2Z_LIST_WORD), WARN),
     CHOICE(fp8,       fp8,       "none", G2Z_FP8_LIST(G2Z_LIST_WORD),        WARN),
@@ -3672,6 +3679,8 @@ G2Z__PRIVATE g2z_status g2z__train_config_check(g2z_services *services,
     G2Z_REFUSE(services, "dropout=%g would repeat its masks: heads=%d x seq=%d x seq is "
                "%" PRId64 ", but at most 2^34 masks differ: shorten seq, or take dropout=0",
                (double)config->dropout, config->model.heads, config->seq, scores);
+  if (config->optimizer.moments_bf16 && config->optimizer.kind != G2Z_OPTIMIZER_ADAMW)
+    G2Z_REFUSE(services, "moments=bf16 is for AdamW: take optimizer=adamw, or moments=fp32");
   if (config->strategy == G2Z_STRATEGY_DP && config->zero_stage != 0)
     G2Z_REFUSE(services, "strategy=dp keeps one optimizer, on rank 0, and zero_stage=%d shards it: "
                "take zero_stage=0, or strategy=zero", config->zero_stage);
@@ -4057,8 +4066,9 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
   else if (plan->world > 1 && plan->device == G2Z_DEVICE_CUDA &&
            plan->wire_dtype != plan->grad_dtype)
     bytes[G2Z_MEMORY_GRADS] += g2z__align(plan->bucket_elements * 2); /* in the wire's type */
-  bytes[G2Z_MEMORY_OPTIMIZER] = 2 * g2z__align(plan->shard_elements * sizeof(float)) +
-                                g2z__align(plan->v_elements * sizeof(float));
+  bytes[G2Z_MEMORY_OPTIMIZER] = g2z__align(plan->shard_elements * sizeof(float)) +
+                                g2z__align(plan->shard_elements * plan->moment_bytes) +
+                                g2z__align(plan->v_elements * plan->moment_bytes);
   bytes[G2Z_MEMORY_ACTIVATIONS] = g2z__activation_offset(plan, G2Z__ACT_COUNT, 0);
   plan->logits_bytes = g2z__plan_logits_bytes(plan);
   if (plan->logits_bytes < plan->work_begin + plan->work_bytes)
@@ -4261,6 +4271,7 @@ G2Z_API g2z_status g2z_plan_create(g2z_services *services, const g2z_train_confi
   plan->dtype_bytes = halves && (plan->dtype == G2Z_FP16 || plan->dtype == G2Z_BF16) ? 2 : 4;
   plan->grad_bytes = halves && plan->grad_dtype != G2Z_FP32 ? 2 : 4;
   plan->optimizer = config->optimizer.kind;
+  plan->moment_bytes = halves && config->optimizer.moments_bf16 ? 2 : 4;
   plan->u_bytes = device == G2Z_DEVICE_CUDA ? 2 : 4;
   for (int p = 0; p < G2Z_PARAM_COUNT && plan->optimizer == G2Z_OPTIMIZER_MUON; p++)
     if (g2z__param_describe(&plan->model, (g2z_param)p).muon)
@@ -5417,6 +5428,18 @@ static inline G2Z_HOST_DEVICE float g2z__adamw_element(const g2z__adamw_factors 
   return weight * factors->decay - factors->step * (m1 / root);
 }
 
+/* m and v of an element in bf16: the next smaller or larger magnitude, at random, so that the mean
+ * stays. Rounded to the nearest, a change of less than half a step would always be lost. random[i]
+ * is for element 4 group + i: the lower half for m, the upper half for v. */
+static inline G2Z_HOST_DEVICE void g2z__moments_random(const g2z_step_state *state, uint64_t group,
+                                                       uint32_t random[4]) {
+  uint32_t counter[4] = {(uint32_t)group, (uint32_t)(group >> 32), (uint32_t)state->step, 0};
+  g2z_philox(0, G2Z_RANDOM_MOMENTS, counter, random);
+}
+static inline G2Z_HOST_DEVICE float g2z__round_random(float x, uint32_t random) {
+  return g2z__from_bits((g2z__bits_of(x) + (random & 0xffffu)) & 0xffff0000u);
+}
+
 /* Muon's momentum for one element: updates m and returns u. `gradient` is not yet multiplied by
  * `multiplier`, which is state->grad_multiplier. */
 static inline G2Z_HOST_DEVICE float g2z__momentum_element(float beta, float multiplier, float *m,
@@ -6297,12 +6320,18 @@ G2Z__PRIVATE g2z_status g2z__cpu_adamw(g2z_device *device, const g2z_update *u, 
     g2z_update_range range = u->host_ranges[i];
     g2z__adamw_factors factors = g2z__adamw_prepare(u->config, u->state, range.decay);
     float *weights = (float *)u->params + range.own_param_at, *masters = u->master + range.shard_at;
-    float *first = u->m + range.shard_at, *second = u->v + range.v_at;
+    float *first = (float *)u->m + range.shard_at, *second = (float *)u->v + range.v_at;
     const float *gradients = (const float *)u->sums + range.sum_at;
     G2Z__PARALLEL(16.0 * (double)range.elements)
     for (int64_t e = 0; e < (int64_t)range.elements; e++) {
       masters[e] = g2z__adamw_element(&factors, masters[e], first + e, second + e, gradients[e]);
       weights[e] = g2z__round(device->dtype, masters[e]);
+      if (!u->config->moments_bf16) continue;
+      uint32_t random[4];
+      const uint64_t at = (uint64_t)range.canonical + (uint64_t)e;
+      g2z__moments_random(u->state, at / 4, random);
+      first[e] = g2z__round_random(first[e], random[at % 4]);
+      second[e] = g2z__round_random(second[e], random[at % 4] >> 16);
     }
   }
   return G2Z_OK;
@@ -6316,7 +6345,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_momentum(g2z_device *device, void *u, const g2z
   for (size_t i = begin; i < end; i++) {
     const g2z_update_range range = update->host_ranges[i];
     const float *gradients = (const float *)update->sums + range.sum_at;
-    float *m = update->m + range.shard_at, *out = (float *)u + range.u_at;
+    float *m = (float *)update->m + range.shard_at, *out = (float *)u + range.u_at;
     G2Z__PARALLEL(6.0 * (double)range.elements)
     for (int64_t e = 0; e < (int64_t)range.elements; e++)
       out[e] = g2z__momentum_element(beta, multiplier, m + e, gradients[e]);
@@ -9155,8 +9184,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
       {&model->grads, plan->grad_elements * grad_bytes, G2Z__DEVICE},
       {plan->by_unit ? &t->sums : NULL, shard * grad_bytes, G2Z__DEVICE},
       {&t->master, shard * sizeof(float), G2Z__DEVICE},
-      {&t->m, shard * sizeof(float), G2Z__DEVICE},
-      {&t->v, plan->v_elements * sizeof(float), G2Z__DEVICE},
+      {&t->m, shard * plan->moment_bytes, G2Z__DEVICE},
+      {&t->v, plan->v_elements * plan->moment_bytes, G2Z__DEVICE},
       {&model->activations, plan->bytes[G2Z_MEMORY_ACTIVATIONS], G2Z__DEVICE},
       {own_dwte ? &model->dwte : NULL, Vp * C * sizeof(float), G2Z__DEVICE},
       {&model->tokens, 2 * tokens * sizeof(int32_t), G2Z__DEVICE}, /* also targets */
@@ -9223,10 +9252,13 @@ G2Z__PRIVATE g2z_status g2z__check_canonical(g2z_trainer *t, size_t begin, size_
 }
 
 /* The address of a range in its buffer; NULL: a range of Muon has no v. */
-G2Z__PRIVATE float *g2z__trainer_shard(const g2z_trainer *t, g2z_buffer buffer,
-                                       const g2z_update_range *range) {
-  if (buffer == G2Z_BUFFER_V) return range->scale > 0 ? NULL : t->v + range->v_at;
-  return (buffer == G2Z_BUFFER_MASTER ? t->master : t->m) + range->shard_at;
+G2Z__PRIVATE char *g2z__trainer_shard(const g2z_trainer *t, g2z_buffer buffer,
+                                      const g2z_update_range *range) {
+  const size_t size = t->plan->moment_bytes;
+  if (buffer == G2Z_BUFFER_MASTER) return (char *)(t->master + range->shard_at);
+  if (buffer == G2Z_BUFFER_M) return t->m + range->shard_at * size;
+  if (buffer == G2Z_BUFFER_V) return range->scale > 0 ? NULL : t->v + range->v_at * size;
+  return g2z__sums_at(t, range->sum_at);
 }
 
 G2Z_API g2z_status g2z_trainer_write(g2z_trainer *t, g2z_buffer buffer, size_t canonical,
@@ -9237,13 +9269,24 @@ G2Z_API g2z_status g2z_trainer_write(g2z_trainer *t, g2z_buffer buffer, size_t c
     G2Z_REFUSE(t->services, "gradients belong to the step: they are read, not written");
   g2z_update_range part;
   for (size_t next = 0; g2z__owned_next(t->plan, canonical, count, &next, &part);) {
-    float *to = g2z__trainer_shard(t, buffer, &part);
+    char *to = g2z__trainer_shard(t, buffer, &part);
+    const float *from = values + (part.canonical - canonical);
     if (!to) continue;
-    G2Z_TRY(dev->ops->upload(dev, to, values + (part.canonical - canonical),
-                             part.elements * sizeof(float)));
+    if (buffer != G2Z_BUFFER_MASTER && t->plan->moment_bytes == 2) {
+      uint16_t *halves;
+      G2Z_TRY(G2Z_NEW(t->services, part.elements, &halves));
+      for (size_t i = 0; i < part.elements; i++)
+        halves[i] = (uint16_t)(g2z__bits_of(g2z__round_bf16(from[i])) >> 16);
+      g2z_status status = dev->ops->upload(dev, to, halves, part.elements * sizeof *halves);
+      if (status == G2Z_OK) status = dev->ops->synchronize(dev);
+      g2z_release(t->services, halves);
+      G2Z_TRY(status);
+      continue;
+    }
+    G2Z_TRY(dev->ops->upload(dev, to, from, part.elements * sizeof(float)));
     if (buffer == G2Z_BUFFER_MASTER)
-      G2Z_TRY(dev->ops->cast_act(dev, g2z__params_at(&t->model, part.own_param_at), to,
-                                 part.elements));
+      G2Z_TRY(dev->ops->cast_act(dev, g2z__params_at(&t->model, part.own_param_at),
+                                 (const float *)to, part.elements));
   }
   t->stale = 1;
   t->buffered[0] = t->buffered[1] = 0;
@@ -9257,21 +9300,23 @@ G2Z_API g2z_status g2z_trainer_read(g2z_trainer *t, g2z_buffer buffer, size_t ca
   g2z_update_range part;
   for (size_t next = 0; g2z__owned_next(t->plan, canonical, count, &next, &part);) {
     float *to = out + (part.canonical - canonical);
-    if (buffer != G2Z_BUFFER_GRADS) {
-      const float *from = g2z__trainer_shard(t, buffer, &part);
-      if (from) G2Z_TRY(dev->ops->download(dev, to, from, part.elements * sizeof(float)));
-      else memset(to, 0, part.elements * sizeof(float));
+    const char *from = g2z__trainer_shard(t, buffer, &part);
+    if (!from) {
+      memset(to, 0, part.elements * sizeof(float));
       continue;
     }
-    /* Gradients of 2 bytes are copied to the end of `to` and widened in place. */
-    const size_t size = t->plan->grad_bytes;
+    /* Numbers of 2 bytes are copied to the end of `to` and widened in place. */
+    const size_t size = buffer == G2Z_BUFFER_MASTER  ? sizeof(float)
+                        : buffer == G2Z_BUFFER_GRADS ? t->plan->grad_bytes
+                                                     : t->plan->moment_bytes;
+    const g2z_dtype type = buffer == G2Z_BUFFER_GRADS ? t->plan->grad_dtype : G2Z_BF16;
     char *raw = (char *)to + part.elements * (sizeof(float) - size);
-    G2Z_TRY(dev->ops->download(dev, raw, g2z__sums_at(t, part.sum_at), part.elements * size));
+    G2Z_TRY(dev->ops->download(dev, raw, from, part.elements * size));
     G2Z_TRY(dev->ops->synchronize(dev));
     for (size_t i = 0; i < part.elements && size < sizeof(float); i++) {
       uint16_t bits;
       memcpy(&bits, raw + i * size, sizeof bits);
-      to[i] = g2z__widen(t->plan->grad_dtype, bits);
+      to[i] = g2z__widen(type, bits);
     }
   }
   return dev->ops->synchronize(dev);
@@ -10528,17 +10573,9 @@ G2Z__PRIVATE g2z_status g2z__transfer_buffer(g2z__transfer *x, g2z_buffer buffer
   return G2Z_OK;
 }
 
-/* Downloads from the device and waits. A failure marks this rank as failed alone: other ranks may
- * be waiting for its parameters, and would not see an agreement. */
-G2Z__PRIVATE g2z_status g2z__transfer_download(g2z__transfer *x, void *to, const void *from,
-                                                size_t bytes) {
-  g2z_device *dev = x->t->device;
-  g2z_status status = dev->ops->download(dev, to, from, bytes);
-  if (status == G2Z_OK) status = dev->ops->synchronize(dev);
-  return g2z__trainer_alone(x->t, status);
-}
-
-/* Saves or loads the elements in x's range that this rank owns. */
+/* Saves or loads the elements in x's range that this rank owns. A failure on the device marks this
+ * rank as failed alone: other ranks may be waiting for its parameters, and would not see an
+ * agreement. */
 G2Z__PRIVATE g2z_status g2z__transfer_elements(g2z__transfer *x, int saving) {
   const int last = x->weights_only ? G2Z_BUFFER_MASTER : G2Z_BUFFER_V;
   for (int b = G2Z_BUFFER_MASTER; b <= last; b++) {
@@ -10546,14 +10583,15 @@ G2Z__PRIVATE g2z_status g2z__transfer_elements(g2z__transfer *x, int saving) {
     g2z_update_range range;
     G2Z_TRY(g2z__transfer_buffer(x, (g2z_buffer)b, saving, &begin));
     for (size_t next = 0; g2z__owned_next(x->t->plan, x->begin, x->count, &next, &range);) {
-      const float *shard = g2z__trainer_shard(x->t, (g2z_buffer)b, &range);
-      if (!shard) continue; /* v of Muon's weights: the file has zeros */
+      if (!g2z__trainer_shard(x->t, (g2z_buffer)b, &range))
+        continue; /* v of Muon's weights: the file has zeros */
       for (size_t done = 0, n; done < range.elements; done += n) {
         const size_t canonical = range.canonical + done;
         const uint64_t at = begin + canonical * sizeof(float);
         n = range.elements - done < x->chunk_elements ? range.elements - done : x->chunk_elements;
         if (saving) {
-          G2Z_TRY(g2z__transfer_download(x, x->chunk, shard + done, n * sizeof(float)));
+          g2z_status status = g2z_trainer_read(x->t, (g2z_buffer)b, canonical, n, x->chunk);
+          G2Z_TRY(g2z__trainer_alone(x->t, status));
           if (!g2z__pwrite(x->descriptor, x->chunk, n * sizeof(float), (int64_t)at))
             return g2z_fail_file(x->services, errno, "write", x->path.text);
         } else {
@@ -10609,7 +10647,10 @@ G2Z__PRIVATE g2z_status g2z__saver_own(g2z__transfer *x) {
   const g2z_trainer *t = x->t;
   const g2z_plan *plan = t->plan;
   g2z__saved *saved = &x->saved;
-  G2Z_TRY(g2z__transfer_download(x, &saved->state, t->state, sizeof saved->state));
+  const g2z_ops *ops = t->device->ops;
+  g2z_status status = ops->download(t->device, &saved->state, t->state, sizeof saved->state);
+  if (status == G2Z_OK) status = ops->synchronize(t->device);
+  G2Z_TRY(g2z__trainer_alone(x->t, status));
   saved->tokens = t->resumed_tokens + (t->enqueued - t->resumed_step) * plan->step_tokens;
   saved->config = t->config;
   if (t->loader) {

@@ -6543,17 +6543,31 @@ static g2z_status g2z_cuda_grad_add(g2z_device *device, void *to, const void *fr
   return g2z__grad_add_on<G, G>(device, g2z__cuda_of(device)->stream, to, from, NULL, 0, mode, n);
 }
 
+/* Four moments of type M, rounded with the upper or lower halves of random[4]. */
+template <typename M>
+static __device__ inline void g2z__put_moments(M *to, float4 four, const uint32_t (&random)[4],
+                                               int shift) {
+  if constexpr (sizeof(M) == 4) g2z__put_four(to, four);
+  else
+    *reinterpret_cast<uint2 *>(to) = make_uint2(
+        __byte_perm(g2z__bits_of(g2z__round_random(four.x, random[0] >> shift)),
+                    g2z__bits_of(g2z__round_random(four.y, random[1] >> shift)), 0x7632),
+        __byte_perm(g2z__bits_of(g2z__round_random(four.z, random[2] >> shift)),
+                    g2z__bits_of(g2z__round_random(four.w, random[3] >> shift)), 0x7632));
+}
+
 /* g2z_k_adamw: AdamW on the ranges; does nothing if state->skip.
  *   params       A out   round(master)
- *   master,m,v   f32 in place
+ *   master       f32 in place
+ *   m,v          M in place  float; or bf16, rounded at random
  *   grads        G in
  * Launch  persistent blocks of 256; each walks all ranges and takes every gridDim-th chunk
- * Cost    26 + sizeof(G) bytes per fp16 parameter: 124M is 3.5 GB
+ * Cost    26 + sizeof(G) bytes per fp16 parameter: 124M is 3.5 GB; 2.5 GB with bf16
  * Source  Loshchilov and Hutter 2019, arXiv:1711.05101
  * Oracle  g2z__cpu_adamw */
-template <typename A, typename G>
+template <typename A, typename G, typename M>
 static __global__ void __launch_bounds__(256)
-g2z_k_adamw(A *params, float *master, float *m, float *v, const G *grads,
+g2z_k_adamw(A *params, float *master, M *m, M *v, const G *grads,
             const g2z_update_range *ranges, size_t count, g2z_optimizer_config config,
             const g2z_step_state *state) {
   __shared__ g2z__adamw_factors factors[2]; /* without and with decay; set once: pow is slow */
@@ -6566,11 +6580,11 @@ g2z_k_adamw(A *params, float *master, float *m, float *v, const G *grads,
     g2z_update_range range = ranges[r];
     size_t chunks = (range.elements + G2Z__ADAMW_CHUNK - 1) / G2Z__ADAMW_CHUNK;
     bool aligned = range.own_param_at % 4 == 0 && range.shard_at % 4 == 0 && range.v_at % 4 == 0 &&
-                   range.sum_at % 4 == 0;
+                   range.sum_at % 4 == 0 && range.canonical % 4 == 0;
     g2z__adamw_factors now = factors[range.decay != 0];
     A *param = params + range.own_param_at;
-    float *weights = master + range.shard_at, *means = m + range.shard_at;
-    float *squares = v + range.v_at;
+    float *weights = master + range.shard_at;
+    M *means = m + range.shard_at, *squares = v + range.v_at;
     const G *from = grads + range.sum_at;
     for (; next < chunks; next += gridDim.x) {
       size_t first = next * G2Z__ADAMW_CHUNK;
@@ -6593,17 +6607,28 @@ g2z_k_adamw(A *params, float *master, float *m, float *v, const G *grads,
           w.y = g2z__adamw_element(&now, w.y, &a.y, &b.y, g.y);
           w.z = g2z__adamw_element(&now, w.z, &a.z, &b.z, g.z);
           w.w = g2z__adamw_element(&now, w.w, &a.w, &b.w, g.w);
+          uint32_t random[4] = {};
+          if constexpr (sizeof(M) == 2)
+            g2z__moments_random(state, (range.canonical + at) / 4, random);
           g2z__put_four(weights + at, w);
-          g2z__put_four(means + at, a);
-          g2z__put_four(squares + at, b);
+          g2z__put_moments(means + at, a, random, 0);
+          g2z__put_moments(squares + at, b, random, 16);
           g2z__put_four(param + at, w);
         }
         continue;
       }
       for (size_t i = first + threadIdx.x; i < end; i += 256) {
-        weights[i] = g2z__adamw_element(&now, weights[i], means + i, squares + i,
-                                        g2z__to_float(from[i]));
+        float mean = g2z__to_float(means[i]), square = g2z__to_float(squares[i]);
+        weights[i] = g2z__adamw_element(&now, weights[i], &mean, &square, g2z__to_float(from[i]));
         param[i] = (A)weights[i];
+        if constexpr (sizeof(M) == 2) {
+          uint32_t random[4];
+          size_t at = range.canonical + i;
+          g2z__moments_random(state, at / 4, random);
+          mean = g2z__round_random(mean, random[at % 4]);
+          square = g2z__round_random(square, random[at % 4] >> 16);
+        }
+        means[i] = (M)mean, squares[i] = (M)square;
       }
     }
     next -= chunks;
@@ -6624,9 +6649,14 @@ static g2z_status g2z_cuda_adamw(g2z_device *device, const g2z_update *u, size_t
                                  size_t end) {
   unsigned blocks = g2z__update_blocks(device, u, begin, end);
   if (blocks == 0) return G2Z_OK;
-  return g2z__launch(device, "g2z_k_adamw", g2z_k_adamw<A, G>, blocks, 256, 0, (A *)u->params,
-                     u->master, u->m, u->v, (const G *)u->sums, u->ranges + begin, end - begin,
-                     *u->config, u->state);
+  auto run = [&](auto *m, auto *v) {
+    typedef std::remove_reference_t<decltype(*m)> M;
+    return g2z__launch(device, "g2z_k_adamw", g2z_k_adamw<A, G, M>, blocks, 256, 0, (A *)u->params,
+                       u->master, m, v, (const G *)u->sums, u->ranges + begin, end - begin,
+                       *u->config, u->state);
+  };
+  return u->config->moments_bf16 ? run((__nv_bfloat16 *)u->m, (__nv_bfloat16 *)u->v)
+                                 : run((float *)u->m, (float *)u->v);
 }
 
 /* ----- Muon --------------------------------------------------------------
@@ -6700,7 +6730,7 @@ static g2z_status g2z_cuda_momentum(g2z_device *device, void *u, const g2z_updat
   unsigned blocks = g2z__update_blocks(device, update, begin, end);
   if (blocks == 0) return G2Z_OK;
   return g2z__launch(device, "g2z_k_momentum", g2z_k_momentum<G>, blocks, 256, 0,
-                     (__nv_bfloat16 *)u, update->m, (const G *)update->sums,
+                     (__nv_bfloat16 *)u, (float *)update->m, (const G *)update->sums,
                      update->ranges + begin, end - begin, update->config->momentum,
                      update->state);
 }

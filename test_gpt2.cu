@@ -167,6 +167,7 @@ static const g2z_test_entry test_table[] = {
     {"ops_head", "LM head and cross-entropy in chunks", test_ops_head},
     {"ops_decide", "the verdict that ends a step", test_ops_decide},
     {"ops_adamw", "AdamW equals PyTorch's arithmetic", test_ops_adamw},
+    {"ops_moments", "bf16 moments are right on average", test_ops_moments},
     {"ops_muon", "Muon equals a reference in double, and NumPy", test_ops_muon},
     {"ops_spikes", "gradient norms far above their mean", test_ops_spikes},
     {"ops_orthogonalize", "singular values of what Muon adds", test_ops_orthogonalize},

@@ -722,6 +722,7 @@ static int g2zx_flags_of(g2z_bench *o, g2z_flag flags[G2ZX_FLAGS]) {
       TRAIN(one, "zero", zero_stage, "ZeRO stage; matters on several ranks"),
       TRAIN(one, "strategy", strategy, "dp: rank 0 alone has the optimizer; needs --zero 0"),
       SETTING(train, "optimizer", optimizer, t->optimizer.kind, "muon: for the blocks' matrices"),
+      SETTING(train, "moments", moments, t->optimizer.moments_bf16, "type of AdamW's m and v"),
       TRAIN(train, "fp8", fp8, "Hopper: which products use 8 bits; forward: logits and linear "
             "ops; all: data gradients too"),
       TRAIN(train, "recompute", recompute,

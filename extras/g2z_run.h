@@ -2535,6 +2535,8 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   OPTIMIZER("beta1", beta1, "AdamW's decay of the mean of gradients")                             \
   OPTIMIZER("beta2", beta2, "AdamW's decay of their variance")                                    \
   OPTIMIZER("eps", eps, "in AdamW's denominator")                                                 \
+  SETTING("moments", moments, run.train.optimizer.moments_bf16,                                   \
+          "type of AdamW's m and v; bf16 is rounded at random")                                   \
   OPTIMIZER("momentum", momentum, "Muon's decay of the mean of gradients")                        \
   OPTIMIZER("clip", clip, "scale gradients down to this global norm; 0: off")                     \
   OPTIMIZER("skip-spikes", skip_spikes,                                                           \

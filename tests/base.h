@@ -608,7 +608,10 @@ static void test_config_pairs(g2z_test *t) {
   config.dtype = G2Z_BF16;
   CHECK_BAD(t, test_config_check(s, &config), "only dtype=fp16 scales");
   config.dtype = G2Z_FP16;
+  config.optimizer.moments_bf16 = 1;
   CHECK_OK(t, test_config_check(s, &config));
+  config.optimizer.kind = G2Z_OPTIMIZER_MUON;
+  CHECK_BAD(t, test_config_check(s, &config), "moments=bf16 is for AdamW: take optimizer=adamw");
   config = g2z_train_config_default();
   config.model.heads = 16;
   config.model.channels = 1024;

@@ -87,6 +87,7 @@ static void test_checkpoint_resume(g2z_test *t) {
     config.zero_stage = i % 4;
     config.bucket_mb = i < 4 ? 0.004 : 0;
     config.optimizer.kind = i % 2 ? G2Z_OPTIMIZER_MUON : G2Z_OPTIMIZER_ADAMW;
+    config.optimizer.moments_bf16 = i == 2;
     config.optimizer.loss_scale = 16777216;  /* overflows, halves, */
     config.optimizer.loss_scale_window = 4;  /* and doubles until it overflows again */
     const char *at = test_at(t, "at%d", i), *end = test_at(t, "end%d", i);

@@ -1081,20 +1081,31 @@ static void test_cuda_sums(g2z_test *t) {
 }
 
 /* Ranges with any start, whose ends do not fill a pack. */
+/* The number of elements that differ. */
+static size_t test_twin_differs(test_pair *p, const test_twin *twin) {
+  float *got = test_twin_fetch(p, twin);
+  size_t differ = 0;
+  for (size_t i = 0; i < twin->n; i++) differ += got[i] != ((const float *)twin->cpu)[i];
+  free(got);
+  return differ;
+}
+
 static void test_cuda_adamw(test_pair *p, const g2z_optimizer_config *config, test_state state) {
   enum { COUNT = 5, ELEMENTS = 70000 };
   static const g2z_update_range ranges[COUNT] = {
-      {0, 0, 0, 0, 0, 0, 4096, 1, 0},
-      {4096, 4096, 4096, 4096, 0, 0, 5, 0, 0},
-      {4104, 4104, 4101, 4101, 0, 0, 3, 1, 0},
-      {4112, 4112, 4104, 4104, 0, 0, 60001, 0, 0},
-      {64200, 64112, 64112, 64112, 0, 0, 4007, 1, 0}};
+      {0, 0, 0, 0, 0, 8, 4096, 1, 0},
+      {4096, 4096, 4096, 4096, 0, 7003, 5, 0, 0},
+      {4104, 4104, 4101, 4101, 0, 9001, 3, 1, 0},
+      {4112, 4112, 4104, 4104, 0, 16384, 60001, 0, 0},
+      {64200, 64112, 64112, 64112, 0, 100002, 4007, 1, 0}};
+  const int bf16 = config->moments_bf16;
   test_twin *params = test_twin_new(p, TEST_ACT, ELEMENTS);
   test_twin *grads = test_twin_normal(p, TEST_GRAD, ELEMENTS, 1, 4, 0);
   test_twin *master = test_twin_normal(p, TEST_F32, ELEMENTS, 2, 1, 0);
-  test_twin *m = test_twin_normal(p, TEST_F32, ELEMENTS, 3, 0.01, 0);
-  test_twin *v = test_twin_new(p, TEST_F32, ELEMENTS);
-  for (int i = 0; i < ELEMENTS; i++) ((float *)v->cpu)[i] = 1e-4f * (float)(1 + i % 97);
+  test_twin *m = test_twin_normal(p, bf16 ? TEST_BF16 : TEST_F32, ELEMENTS, 3, 0.01, 0);
+  test_twin *v = test_twin_new(p, bf16 ? TEST_BF16 : TEST_F32, ELEMENTS);
+  for (int i = 0; i < ELEMENTS; i++)
+    ((float *)v->cpu)[i] = g2z__round(bf16 ? G2Z_BF16 : G2Z_FP32, 1e-4f * (float)(1 + i % 97));
   test_twin_send(p, v);
   void *on_gpu;
   CHECK_OK(p->t, p->gpu->ops->allocate(p->gpu, sizeof ranges, &on_gpu));
@@ -1110,6 +1121,7 @@ static void test_cuda_adamw(test_pair *p, const g2z_optimizer_config *config, te
   /* A compiler may fuse a product and an addition, for either device. */
   test_twin_compare(p, m, "adamw m", 2, 0x1p-24);
   test_twin_compare(p, v, "adamw v", 4, 0);
+  if (bf16) CHECK(p->t, test_twin_differs(p, m) + test_twin_differs(p, v) < ELEMENTS / 100);
   test_twin_compare(p, master, "adamw master", 2, 0x1p-24);
   test_twin_compare(p, params, "adamw params", 1.01, 0x1p-24);
   p->gpu->ops->release(p->gpu, on_gpu);
@@ -1193,6 +1205,9 @@ static void test_cuda_optimizer(g2z_test *t) {
       if (step == 3 || step == 4) { /* applied, and skipped: params are all NaN */
         int kept = p.count;
         test_cuda_adamw(&p, &config, state);
+        config.moments_bf16 = 1;
+        test_cuda_adamw(&p, &config, state);
+        config.moments_bf16 = 0;
         for (; p.count > kept; p.count--) {
           free(p.twins[p.count - 1].cpu);
           p.gpu->ops->release(p.gpu, p.twins[p.count - 1].block);

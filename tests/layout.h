@@ -213,8 +213,9 @@ static void test_plan_head(g2z_test *t) {
   }
 }
 
-/* Gradients are fp32 with more than two micro-steps. The LM head's part of wte's gradient is rounded
- * directly if one chunk of one micro-step computes all of it. It then needs no memory of its own. */
+/* Gradients are fp32 with more than two micro-steps. The LM head's part of wte's gradient is
+ * rounded at once if one chunk of one micro-step computes all of it. It then needs no memory of its
+ * own. */
 static void test_plan_wte_gradient(g2z_test *t) {
   static const struct {
     int world, accum, batch, alone;

@@ -394,6 +394,7 @@ static g2z_train_config resume_config(int index) {
   config.dtype = index / 5 % 2 ? G2Z_BF16 : G2Z_FP16;
   config.graph = index < RESUME_ADAMW ? index / 10 : index % 2;
   config.optimizer.kind = index < RESUME_ADAMW ? G2Z_OPTIMIZER_ADAMW : G2Z_OPTIMIZER_MUON;
+  config.optimizer.moments_bf16 = index < RESUME_ADAMW && index % 3 == 0;
   config.transport = (g2z_transport)(index % G2Z_TRANSPORT_COUNT);
   config.accum = 1 + index % 2;
   config.bucket_mb = 1;

@@ -93,6 +93,8 @@
   X(adamw_correction, OP_ADAMW, IN_STEPS, "AdamW corrects no bias")                                \
   X(adamw_decay, OP_ADAMW, IN_STEPS, "weights do not decay")                                       \
   X(adamw_moments, OP_ADAMW, IN_STEPS, "AdamW's two moments change places")                        \
+  X(adamw_random, OP_NONE, TESTS("ops_moments", "cuda_optimizer"),                                 \
+    "moments in bf16 round alike in every step")                                                   \
   X(adamw_range, OP_ADAMW, IN_STEPS, "the last range of weights stays as it was")                  \
   X(momentum_zero, OP_MUON, IN_TRAINED, "Muon has no momentum")                                    \
   X(momentum_range, OP_MUON, TESTS("muon_trainer", "cuda_zero"),                                   \
@@ -458,6 +460,10 @@ static g2z_status mutant_adamw(g2z_device *device, const g2z_update *update, siz
   if (IS(device, adamw_decay)) config.weight_decay = 0;
   if (IS(device, adamw_moments)) other.m = update->v, other.v = update->m;
   if (IS(device, adamw_range) && end > begin) end--;
+  if (IS(device, adamw_random)) {
+    G2Z_TRY(mutant_state(device, &other));
+    G2Z_TRY(m->right->zero(device, &m->state->step, sizeof m->state->step));
+  }
   if (IS(device, adamw_correction)) { /* a late step needs no correction */
     G2Z_TRY(mutant_state(device, &other));
     /* The bits of a loss scale, such as 0x44800000, read as a huge number of steps. */

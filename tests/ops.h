@@ -1192,6 +1192,55 @@ static void test_ops_adamw(g2z_test *t) {
   }
 }
 
+/* Moments in bf16 lie next to those in fp32, on both sides, and are right on average. Each step and
+ * element draws its own numbers: steps from the same values differ. */
+static void test_ops_moments(g2z_test *t) {
+  enum { N = 20000 };
+  static float m[3][N], v[3][N];
+  ops_env e = ops_open(t, G2Z_FP16, G2Z_FP32);
+  float *params = ops_filled(&e, N, 0), *grads = ops_filled(&e, N, 1);
+  g2z_optimizer_config config = ops_optimizer();
+  g2z_step_state s;
+  memset(&s, 0, sizeof s);
+  s.loss_scale = 1;
+  for (int run = 0; run < 3; run++) {
+    g2z_update_range range = {0, 0, 0, 0, 0, 4, N, 0, 0};
+    float *master = ops_filled(&e, N, 1);
+    g2z_update update = {params, master, m[run], v[run], grads, &range, &range, &config, &s};
+    config.moments_bf16 = run > 0;
+    s.step = run;
+    s.applied = 1;
+    s.grad_multiplier = 1;
+    for (int i = 0; i < N; i++) m[run][i] = v[run][i] = 0.75f;
+    OPS_RUN(&e, adamw, &update, 0, 1);
+  }
+  double mean[2] = {0, 0}, both = 0, differ = 0;
+  int beside = 1;
+  for (int run = 1; run < 3; run++)
+    for (int i = 0; i < N; i++) {
+      const float of[2] = {m[run][i], v[run][i]}, exact[2] = {m[0][i], v[0][i]};
+      double up[2];
+      for (int k = 0; k < 2; k++) { /* between 0.5 and 1 bf16 has steps of 2^-8 */
+        beside &= fabsf(of[k] - exact[k]) < 0x1p-8f && g2z__round_bf16(of[k]) == of[k];
+        mean[k] += (double)(of[k] - exact[k]) / (2 * N);
+        up[k] = of[k] > exact[k];
+      }
+      both += up[0] * up[1] / (2 * N);
+      differ += run == 2 ? (double)(m[1][i] != m[2][i]) / N : 0;
+    }
+  double share[2]; /* of the numbers that go up */
+  for (int k = 0; k < 2; k++) {
+    double exact = (double)(k ? v : m)[0][0] * 256;
+    share[k] = exact - floor(exact);
+    CHECK_NEAR(t, mean[k], 0, 4 * 0x1p-8 * sqrt(share[k] * (1 - share[k]) / (2 * N)));
+    CHECK(t, share[k] > 0.1 && share[k] < 0.9);
+  }
+  CHECK(t, beside);
+  CHECK_NEAR(t, both, share[0] * share[1], 0.01);
+  CHECK_NEAR(t, differ, 2 * share[0] * (1 - share[0]), 0.02);
+  ops_close(&e);
+}
+
 static void test_ops_sums_and_casts(g2z_test *t) {
   ops_env e = ops_open(t, G2Z_FP16, G2Z_FP32);
   static const size_t counts[5] = {0, 1, 63, 65, 200003};
