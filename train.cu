@@ -311,7 +311,7 @@ int main(int argc, char **argv) {
     puts("train: trains GPT-2 on token shards of prepare_data, and generates text\n"
          "train      ./train --train 'data/NAME_train_*.bin' --val 'data/NAME_val_*.bin' \\\n"
          "             --vocab FILE --run-dir RUN_DIR --save-every 1000\n"
-         "fine-tune  the same command with --init-from DIR --lr 3e-5\n"
+         "fine-tune  the same command with --init-from DIR --lr 3e-5, without --model\n"
          "resume     the same command with --resume latest\n"
          "generate   ./train --init-from RUN_DIR/weights --prompt 'Once upon a time'\n"
          "score      ./train --init-from RUN_DIR/weights --eval TEXT_FILE\n");

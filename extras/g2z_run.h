@@ -442,6 +442,12 @@ static g2z_status g2zr_agree(g2z_run *run, g2z_status status) {
   return g2z_ranks_agree(run->context->ranks, status);
 }
 
+/* The values of all ranks; freed with g2z_release. NULL if it fails. */
+static g2z_status g2zr_gather(g2z_run *run, int64_t mine, int64_t **all) {
+  G2Z_TRY(g2zr_agree(run, G2Z_NEW(run->services, (size_t)run->context->world, all)));
+  return g2z_ranks_all_gather(run->context->ranks, &mine, sizeof mine, *all);
+}
+
 static g2z_path g2zr_in(const g2z_run *run, const char *name) {
   return g2z_path_in(run->config.run_dir, "%s", name);
 }
@@ -961,12 +967,17 @@ static const char *g2zr_length(const g2z_run *run, int64_t *value) {
  * directory. */
 static const char *g2zr_command(const g2z_run *run, int other, const char *flag, const char *value,
                                 char text[1400]) {
-  const int replaces = other && run->config.resume;
-  char to[1100], words[2][600];
-  snprintf(to, sizeof to, "%s%s", run->config.run_dir, other ? "-2" : "");
-  snprintf(text, 1400, "the same command with --run-dir %s %s %s%s",
+  const g2z_run_config *c = &run->config;
+  const int replaces = other && c->resume;
+  const int aside = other && c->save_weights &&
+                    strcmp(c->save_weights, g2zr_in(run, "weights").text) != 0;
+  char to[1100], words[3][420];
+  snprintf(to, sizeof to, "%s%s", c->run_dir, other ? "-2" : "");
+  snprintf(text, 1400, "the same command with --run-dir %s %s %s%s%s%s",
            g2z_shell_word(to, words[0], sizeof words[0]), flag,
-           g2z_shell_word(value, words[1], sizeof words[1]), replaces ? ", without --resume" : "");
+           g2z_shell_word(value, words[1], sizeof words[1]), aside ? " --save-weights " : "",
+           aside ? g2z_shell_word(g2z_path_in(to, "weights").text, words[2], sizeof words[2]) : "",
+           replaces ? ", without --resume" : "");
   return text;
 }
 
@@ -1193,17 +1204,21 @@ static g2z_status g2zr_restore(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* Rank 0: reads the note of the weights in best. */
-static g2z_status g2zr_restore_kept(g2z_run *run) {
+/* Rank 0: reads the note of the weights in best. Without a whole note, their loss is unknown. */
+static void g2zr_restore_kept(g2z_run *run) {
   const g2z_path note = g2zr_in(run, "best/note.json");
   g2z_object object;
-  if (access(note.text, F_OK) != 0) return G2Z_OK;
+  if (access(note.text, F_OK) != 0) return;
   g2z_status status = g2z_object_read(run->services, note.text, &object);
   if (status == G2Z_OK)
     status = g2zr_get_doubles(&object, "totals.", g2zr_total_names, (double *)&run->kept,
                               G2Z_COUNT(g2zr_total_names));
   g2z_object_free(&object);
-  return status;
+  if (status == G2Z_OK) return;
+  memset(&run->kept, 0, sizeof run->kept);
+  run->kept.val_data = NAN;
+  g2z_log(run->services, G2Z_LOG_WARNING, "%s. The next best weights move %s/best aside",
+          run->services->error, run->config.run_dir);
 }
 
 /* Writes a checkpoint of this step, or nothing if it fails. */
@@ -1827,6 +1842,28 @@ static g2z_status g2zr_open_alone(g2z_run *run) {
   return G2Z_OK;
 }
 
+/* Refuses a validation without a target that counts, and through the loader one with a token that
+ * the model lacks: now, not after hours of training. */
+static g2z_status g2zr_check_val(g2z_run *run) {
+  const int64_t tokens = run->val->rows * run->config.train.seq, steps = run->val_steps;
+  int64_t counted = 0, *all;
+  g2z_status status = G2Z_OK;
+  for (int64_t step = 0; step < steps && status == G2Z_OK; step++) {
+    const int32_t *x, *y;
+    status = g2z_loader_next(run->val, &x, &y);
+    for (int64_t i = 0; i < tokens && status == G2Z_OK; i++) counted += y[i] >= 0;
+  }
+  G2Z_TRY(g2zr_agree(run, status));
+  status = g2zr_gather(run, counted, &all);
+  for (int rank = 0; rank < run->context->world && all; rank++) counted |= all[rank];
+  g2z_release(run->services, all);
+  G2Z_TRY(status);
+  if (counted) return G2Z_OK;
+  G2Z_REFUSE(run->services, "no token of the first %" PRId64 " validation batch%s counts: %s",
+             steps, steps == 1 ? "" : "es", steps < run->val->steps_per_epoch ? "raise --val-steps "
+             "or --max-val-steps" : "give --val shards whose tokens are not all masked");
+}
+
 /* Opens what depends on the checkpoint. *damaged: the checkpoint is not whole. */
 static g2z_status g2zr_load(g2z_run *run, int *damaged) {
   g2z_ranks *ranks = run->context->ranks;
@@ -1852,6 +1889,7 @@ static g2z_status g2zr_load(g2z_run *run, int *damaged) {
     char text[32];
     snprintf(text, sizeof text, "hash %016" PRIx64, run->val->data);
     G2Z_TRY(g2z_ranks_same(ranks, "validation data", text));
+    G2Z_TRY(g2zr_check_val(run));
   }
   G2Z_TRY(g2z_trainer_create(run->context, &run->config.train, &run->trainer));
   if (!run->resume) return G2Z_OK;
@@ -1952,7 +1990,7 @@ static g2z_status g2zr_open(g2z_run *run) {
   sum->target_tokens = sum->target_s = NAN;
   const int own = run->found.own, kept = own && config.keep_best && run->context->rank == 0;
   status = own && run->from.note ? g2zr_restore(run) : g2zr_begin_epoch(run, 0);
-  if (status == G2Z_OK && kept) status = g2zr_restore_kept(run);
+  if (status == G2Z_OK && kept) g2zr_restore_kept(run);
   G2Z_TRY(g2zr_agree(run, status));
   G2Z_TRY(g2z_ranks_broadcast(run->context->ranks, &run->kept, sizeof run->kept));
   if (sum->target_loss != (double)config.target_loss)
@@ -2318,9 +2356,8 @@ static g2z_status g2zr_write_sample(g2z_run *run, g2z_run_event *event) {
  * have received. */
 static g2z_status g2zr_stop(g2z_run *run) {
   char name[32], text[1400];
-  int64_t mine = __atomic_load_n(&run->stop_signal, __ATOMIC_RELAXED), *all;
-  G2Z_TRY(g2zr_agree(run, G2Z_NEW(run->services, (size_t)run->context->world, &all)));
-  g2z_status status = g2z_ranks_all_gather(run->context->ranks, &mine, sizeof mine, all);
+  int64_t *all;
+  g2z_status status = g2zr_gather(run, __atomic_load_n(&run->stop_signal, __ATOMIC_RELAXED), &all);
   for (int rank = run->context->world - 1; rank >= 0 && all; rank--)
     if (all[rank]) run->stop_signal = all[rank];
   g2z_release(run->services, all);
@@ -2799,13 +2836,18 @@ static g2z_status g2zr_settle_model(g2z_services *services, g2z_run_options *o) 
                "and model.safetensors, such as a run's RUN_DIR/weights, written at its end, a "
                "checkpoint, or gpt2, which make gpt2 downloads", weights);
   G2Z_TRY(g2z_weights_config(services, weights, model));
-  if (o->model)
-    G2Z_REFUSE(services, "--init-from brings its model: remove --model %.80s", o->model);
+  if (o->model) {
+    g2z_model_config named;
+    G2Z_TRY(g2z_model_config_named(services, preset, &named));
+    g2z_shape_override(&named, &wanted);
+    named.vocab = wanted.vocab;
+    wanted = named;
+  }
 #define X(name, flag)                                                                             \
   if (wanted.name && wanted.name != model->name)                                                  \
-    G2Z_REFUSE(services, flag " means " #name "=%d, but the weights in %.400s have " #name "=%d: " \
-               "remove " flag ", or name other weights with --init-from", wanted.name, weights,   \
-               model->name);
+    G2Z_REFUSE(services, "%s means " #name "=%d, but the weights in %.400s have " #name "=%d: "   \
+               "remove %s, or name other weights with --init-from", o->shape.name ? flag :        \
+               "--model", wanted.name, weights, model->name, o->shape.name ? flag : "--model");
   X(layers, "--layers")
   X(channels, "--channels")
   X(heads, "--heads")

@@ -122,12 +122,21 @@ static void test_run_targets(g2z_test *t) {
   s.config.max_train_steps = 1;
   CHECK_BAD(t, test_run_all(t, &s.config, &seen), "no step of 1 was applied, since masks");
   s.config.max_train_steps = 0;
-  /* The first batch, the only one validated, has no such target. */
-  s.config.train.train_glob = NULL;
-  ids[3] |= G2Z_UNCOUNTED;
-  test_shard(t, "same.bin", G2Z_SHARD_LLMC, ids, 513);
+  /* The first five batches, the only ones validated, have no such target; then all batches have a
+   * token that the model lacks. Both are found before a step and a directory. */
+  s.config.run_dir = test_at(t, "late");
   s.config.max_val_steps = 5;
-  CHECK_BAD(t, test_run_all(t, &s.config, &seen), "no token of the first 5 validation batches");
+  ids[3] |= G2Z_UNCOUNTED;
+  for (int k = 0; k < 2; k++) {
+    test_shard(t, "same.bin", G2Z_SHARD_LLMC, ids, 513);
+    g2z_status status = test_run_all(t, &s.config, &seen);
+    CHECK(t, status == (k ? G2Z_FORMAT : G2Z_BAD_ARGUMENT) && !test_there(t, "late"));
+    CHECK_HAS(t, t->services.error, k ? "300" : "no token of the first 5 validation batches "
+              "counts: raise --val-steps or --max-val-steps");
+    s.config.max_val_steps = 0;
+    ids[200] = 300;
+  }
+  s.config.run_dir = s.config.train.train_glob = NULL;
   /* Weights that overflow fp16 have no loss. */
   const g2z_train_config large = test_weights_model();
   s.config.train.model = large.model;
@@ -684,7 +693,8 @@ static void test_train_run(g2z_test *t) {
   static const struct { const char *flags; int code; const char *says; } cases[] = {
       {"--context 8", 1, "--context means context=8, but the weights in "},
       {"--channels 32 --vocab-size 300", 1, "have vocab=257: remove --vocab-size, or"},
-      {"--model gpt2", 1, "--init-from brings its model: remove --model gpt2"},
+      {"--model gpt2", 1, "--model means layers=12, but the weights in "},
+      {"--model gpt2 --layers 1 --channels 32 --heads 4 --context 16", 0, "1"},
       {"--layers 1 --channels 32 --heads 4 --context 16", 0, "1"},
       {"--channels 32 --vocab-size 257", 0, "1"}};
   CHECK_HAS(t, test_trains(t, 0, "--dry-run --device cpu --layers 2 --channels 64 --seq 32 "
@@ -719,7 +729,7 @@ static void test_train_run(g2z_test *t) {
                        test_at(t, "weights"), test_at(t, "x_val_0.bin"));
   unsetenv("NCCL_LOGS");
   CHECK_HAS(t, output, "NCCL_LOGS=1 writes into the run directory");
-  for (int i = 0; i < 5; i++)
+  for (int i = 0; i < 6; i++)
     CHECK_HAS(t, test_trains(t, cases[i].code, "--init-from %s --prompt 1 --sample-tokens 1 "
                              "--run-dir none --device cpu %s", test_at(t, "weights"),
                              cases[i].flags), cases[i].says);
@@ -1805,6 +1815,9 @@ static int test_train_paste(g2z_test *t, const char *command, const char *text, 
 /* What --keep-best and the lowest loss must not do: fail after hours, give the best weights' place
  * to others, name weights that nobody kept, compare losses of different tokens in silence. */
 static void test_train_best_honest(g2z_test *t) {
+#define BAD_NOTE(n, damage)                                                                      \
+  {"true", "--keep-best", "--keep-best $(cd %s/h" n "/best; " damage ")", 1, 0,                 \
+   "/best/note.json", "not kept", "ls h" n "/best-1/model.safetensors h" n "/best/note.json"}
   static const struct {
     const char *before, *first, *second; /* flags of two starts; first "": only one */
     int world, code;
@@ -1837,7 +1850,12 @@ static void test_train_best_honest(g2z_test *t) {
       {"true", "--keep-best --keep 9 --lr 1e-5",
        "--keep-best --keep 9 $(: > %s/h9/step-000008/model.safetensors)", 1, 0, "h9/best, of step 12",
        "tokens changed", "cmp h9/step-000012/model.safetensors h9/best/model.safetensors"},
-      {"true", "", "--lr 3", 1, 0, "e+", "not kept", "! grep 'perplexity [0-9]\\{9\\}' h10/train.log"}};
+      {"true", "", "--lr 3", 1, 0, "e+", "not kept", "! grep 'perplexity [0-9]\\{9\\}' h10/train.log"},
+      /* A damaged note of the best weights stops no resume. */
+      BAD_NOTE("11", ": > note.json"), BAD_NOTE("12", "truncate -s 200 note.json"),
+      BAD_NOTE("13", "sed -i 's/\\(best_val_loss\": \"\\)[^\"]*/\\1abc/' note.json"),
+      BAD_NOTE("14", "rm note.json; mkdir note.json")};
+#undef BAD_NOTE
   static char output[16384], command[4096];
   for (int i = 0; i < (int)(sizeof cases / sizeof *cases); i++) {
     char run[8], flags[2200];
@@ -1890,7 +1908,7 @@ static void test_train_hints(g2z_test *t) {
   CHECK_HAS(t, output, "resumed ", "step 8/8 | loss ");
   TRAIN(0, "--steps 6 --resume \"$RUN/step-000002\" --run-dir \"$RUN b\" "
            "--save-weights \"$RUN w\"");
-  CHECK_HAS(t, said, "$(run) b-2' --init-from ", ", without --resume\n");
+  CHECK_HAS(t, said, "$(run) b-2' --init-from ", "$(run) b-2/weights', without --resume\n");
   for (int steps = 8; steps >= 5; steps -= 3) {
     TRAIN(0, test_text("--resume latest --steps %d --init-from \"$RUN/weights\"", steps));
     CHECK_HAS(t, said, "no step is left: ", "give more than --steps 8", "\ndone: 8 steps, 1024 to");
