@@ -947,7 +947,7 @@ G2Z_API void g2z_object_copy(const g2z_object *object, const char *at, char *out
   const g2z_json_text text = g2z_json_string(&json);
   if (text.bytes >= sizeof whole) return;
   whole[g2z_json_unescape(&text, (unsigned char *)whole)] = 0;
-  snprintf(out, room, "%s", whole);
+  snprintf(out, room, "%.*s", (int)room - 1, whole);
 }
 
 /* Reads a run's training_metrics.json, if it exists. */
