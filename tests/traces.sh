@@ -47,7 +47,7 @@ load() {
 load compare "$tiny --channels 64 --heads 4 --context 64 --batch 2" << 'END'
 cpu1-plain          --batch 4
 cpu1-accum          --accum 3 --dropout 0.1 --recompute block --schedule linear
-cpu1-bf16           --dtype bf16 --accum 2 --seq 48
+cpu1-bf16           --dtype bf16 --accum 2 --grad-dtype fp32 --seq 48
 cpu1-fp16           --dtype fp16 --schedule wsd
 cpu1-sample         --sample-tokens 8 --sample-every 5 --temperature 0.5 --clip 0
 cpu2-overflow       --dtype fp16 --loss-scale-window 1 --zero 2
@@ -62,10 +62,10 @@ cpu2-saves          --zero 2 --batch 3 --save-every 10
 cpu2-resume         --zero 2 --batch 3 --resume @cpu2-saves/step-000010
 cpu3-resume         --zero 3 --dtype bf16 --resume @cpu2-saves/step-000010
 cpu1-init-from      --init-from @cpu2-saves/weights
-cpu1-fp8-logits     --dtype fp16 --fp8 logits --accum 2
+cpu1-fp8-logits     --dtype fp16 --fp8 logits --accum 2 --grad-dtype fp32
 cpu1-fp8-forward    --dtype fp16 --fp8 forward --dropout 0.1
 cpu1-fp8-all        --dtype fp16 --fp8 all --recompute block
-cpu2-fp8-all        --dtype fp16 --fp8 all --zero 2 --accum 2 --bucket-mb 0.05
+cpu2-fp8-all        --dtype fp16 --fp8 all --zero 2 --accum 2 --grad-dtype fp32 --bucket-mb 0.05
 cpu1-muon           --optimizer muon --dropout 0.1 --accum 2 --save-every 10
 cpu2-muon-resume    --optimizer muon --zero 3 --bucket-mb 0.02 --resume @cpu1-muon/step-000010
 cpu3-muon-zero1     --optimizer muon --zero 1 --dtype fp16 --bucket-mb 0.05
@@ -75,27 +75,27 @@ gpu="$tiny --channels 128 --heads 2 --context 128 --batch 4 --dtype fp16"
 load compare "$gpu --tune off" << 'END'
 gpu1-saves          --graph on --save-every 10
 gpu1-fp32           --dtype fp32 --graph off --accum 2 --dropout 0.1 --recompute block
-gpu1-bf16           --dtype bf16 --graph on --accum 2
+gpu1-bf16           --dtype bf16 --graph on --accum 2 --grad-dtype fp32
 gpu1-tf32           --dtype tf32 --graph on
 gpu1-chunks         --graph on --vocab-size 50257 --context 1024 --batch 16
 gpu1-tuned          --graph on --tune on --tuning @gpu1-table/tuning.txt
 gpu2-zero0-nccl     --zero 0 --transport nccl --graph on --bucket-mb 0.2
 gpu2-zero1-nccl     --zero 1 --transport nccl --graph on --dtype bf16
-gpu2-zero1-copy     --zero 1 --transport copy --graph off --accum 2 --bucket-mb 0.2
-gpu2-zero2-nccl     --zero 2 --transport nccl --graph off --accum 2 --bucket-mb 0.2
+gpu2-zero1-copy     --zero 1 --transport copy --graph off --accum 2 --grad-dtype fp32 --bucket-mb 0.2
+gpu2-zero2-nccl     --zero 2 --transport nccl --graph off --accum 2 --grad-dtype fp32 --bucket-mb 0.2
 gpu2-zero2-copy     --zero 2 --transport copy --graph on --dropout 0.1
 gpu2-zero3-nccl     --zero 3 --transport nccl --graph on --recompute block --dtype tf32
-gpu2-zero3-copy     --zero 3 --transport copy --graph on --accum 2
-gpu4-zero1-copy     --zero 1 --transport copy --graph on --accum 2 --bucket-mb 0.2
+gpu2-zero3-copy     --zero 3 --transport copy --graph on --accum 2 --grad-dtype fp32
+gpu4-zero1-copy     --zero 1 --transport copy --graph on --accum 2 --grad-dtype fp32 --bucket-mb 0.2
 gpu4-zero3-nccl     --zero 3 --transport nccl --graph on --recompute block
-gpu8-zero1-copy     --zero 1 --transport copy --graph on --accum 2 --bucket-mb 0.2
+gpu8-zero1-copy     --zero 1 --transport copy --graph on --accum 2 --grad-dtype fp32 --bucket-mb 0.2
 gpu8-zero2-nccl     --zero 2 --transport nccl --graph on --dropout 0.1
 gpu2-dp             --strategy dp --transport nccl --graph off --bucket-mb 0.2
 gpu2-wte            --zero 1 --graph on --vocab-size 50257 --channels 256 --heads 4
 gpu2-resume         --zero 3 --graph on --batch 2 --resume @gpu1-saves/step-000010
 gpu2-tuned          --zero 1 --graph on --tune on --tuning @gpu2-table/tuning.txt
 gpu1-fp8-logits     --fp8 logits --batch 16 --graph on
-gpu1-fp8-forward    --fp8 forward --batch 16 --graph on --accum 2
+gpu1-fp8-forward    --fp8 forward --batch 16 --graph on --accum 2 --grad-dtype fp32
 gpu1-fp8-all        --fp8 all --batch 16 --graph off --dropout 0.1
 gpu1-fp8-recompute  --fp8 all --batch 16 --graph on --recompute block
 gpu2-fp8-all        --fp8 all --batch 16 --zero 2 --transport nccl --graph on --bucket-mb 0.2
