@@ -9714,10 +9714,11 @@ G2Z__PRIVATE g2z_status g2z__trainer_report(g2z_trainer *t, int64_t loss_step, g
   if (state->skipped_at_minimum < G2Z__SKIPS_AT_MINIMUM) return G2Z_OK;
   return g2z_fail(t->services, G2Z_DIVERGED,
                   "%d steps in a row up to step %" PRId64 " had gradients that are not finite at "
-                  "loss scale %g: %slower lr=%g, raise warmup=%" PRId64 ", or go back to an "
+                  "loss scale %g: %s%slower lr=%g, raise warmup=%" PRId64 ", or go back to an "
                   "earlier checkpoint", (int)state->skipped_at_minimum, loss_step,
                   (double)state->used_loss_scale, state->used_loss_scale > 1
-                  ? "lower that, which is fixed, or let it be dynamic; " : "",
+                  ? "lower --loss-scale, which is fixed, or remove it; " : "",
+                  t->plan->grad_dtype == G2Z_FP16 ? "give --grad-dtype fp32; " : "",
                   (double)t->config.optimizer.lr, t->config.optimizer.warmup);
 }
 

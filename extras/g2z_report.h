@@ -941,11 +941,14 @@ G2Z_API int g2z_object_next(const g2z_object *object, g2z_json *json, g2z_object
 
 G2Z_API void g2z_object_copy(const g2z_object *object, const char *at, char *out, size_t room) {
   g2z_json json;
-  char whole[8192];
+  char whole[G2ZP_TEXT];
+  size_t cut = 0; /* after a whole escape */
   out[0] = 0;
   if (!g2z_object_at(object, at, &json) || g2z_json_peek(&json) != '"') return;
-  const g2z_json_text text = g2z_json_string(&json);
-  if (text.bytes >= sizeof whole) return;
+  g2z_json_text text = g2z_json_string(&json);
+  while (cut < text.bytes && cut < sizeof whole - 6)
+    cut += text.at[cut] != '\\' ? 1 : text.at[cut + 1] != 'u' ? 2 : 6;
+  text.bytes = cut;
   whole[g2z_json_unescape(&text, (unsigned char *)whole)] = 0;
   snprintf(out, room, "%.*s", (int)room - 1, whole);
 }
@@ -1788,7 +1791,7 @@ static void g2zp_page_runs(g2z_page *page, const g2z_object *runs, size_t count)
 
 /* Puts the flags of each run, except those that all runs with a command line have in common. */
 static g2z_status g2zp_page_flags(g2z_page *page, const g2z_object *runs, size_t count) {
-  char (*command)[G2ZP_TEXT], flag[512], flags[2048];
+  char (*command)[G2ZP_TEXT], flag[G2ZP_TEXT], flags[2048];
   int headed = 0;
   size_t commands = 0;
   G2Z_TRY(G2Z_NEW(page->services, count, &command));
@@ -1801,7 +1804,7 @@ static g2z_status g2zp_page_flags(g2z_page *page, const g2z_object *runs, size_t
     for (const char *at = strstr(command[r], " --"), *next; at; at = next) {
       size_t have = 0;               /* runs with this flag and value */
       next = strstr(at + 1, " --");
-      snprintf(flag, sizeof flag, "%.*s", next ? (int)(next - at) : 511, at);
+      snprintf(flag, sizeof flag, "%.*s", next ? (int)(next - at) : G2ZP_TEXT, at);
       for (size_t k = 0; k < count; k++) {
         const char *same = strstr(command[k], flag);
         have += same && strchr(" ", same[strlen(flag)]); /* at the end, too */

@@ -239,6 +239,7 @@ G2Z_API void g2z_run_catch_signals(g2z_run *run);
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <glob.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
@@ -937,6 +938,7 @@ static g2z_status g2zr_sync(g2z_run *run) {
 }
 
 #define G2ZR_CHECKPOINT "step-%06" PRId64 /* the name of a checkpoint, from its step */
+#define G2ZR_FRESH ".best.partial"         /* its end for weights that become the best */
 
 static g2z_path g2zr_checkpoint(const g2z_run *run, int64_t step, const char *suffix) {
   return g2z_path_in(run->config.run_dir, G2ZR_CHECKPOINT "%s", step, suffix);
@@ -1027,9 +1029,10 @@ static g2z_status g2zr_finish(g2z_run *run) {
     if (run_dir) G2ZR_SAY(run, "curves: %s/report.html", run_dir);
     if (run_dir && run->config.keep_best && !isnan(run->sum.best_step)) {
       if (g2zr_comparable(run) && run->kept.best_val_loss <= run->sum.best_val_loss)
-        G2ZR_SAY(run, "best weights: %s/best, of step %.0f", run_dir, run->kept.best_step);
+        G2ZR_SAY(run, "best weights: %s/best, of step %.0f, validation loss %.4f", run_dir,
+                 run->kept.best_step, run->kept.best_val_loss);
       else
-        G2ZR_SAY(run, "best weights: not kept, since step %.0f ran without --keep-best",
+        G2ZR_SAY(run, "best weights: not in %s/best; the lowest loss is of step %.0f", run_dir,
                  run->sum.best_step);
     }
   }
@@ -1204,10 +1207,12 @@ static g2z_status g2zr_restore(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* Rank 0: reads the note of the weights in best. Without a whole note, their loss is unknown. */
+/* Rank 0: reads the note of the weights in best. Without a whole note, their loss is unknown. If a
+ * kill came while better ones took their place, they are in best.partial, and best is empty. */
 static void g2zr_restore_kept(g2z_run *run) {
   const g2z_path note = g2zr_in(run, "best/note.json");
   g2z_object object;
+  rename(g2zr_in(run, "best.partial").text, g2zr_in(run, "best").text);
   if (access(note.text, F_OK) != 0) return;
   g2z_status status = g2z_object_read(run->services, note.text, &object);
   if (status == G2Z_OK)
@@ -1680,12 +1685,16 @@ static g2z_status g2zr_open_files(g2z_run *run) {
               weights[length] == '/';
     own |= run->found.own && strcmp(run->weights, run->weights_before) == 0;
     if (!own) G2Z_TRY(g2zr_check_model(run, weights, "--save-weights"));
+    char home[PATH_MAX] = "";
+    if (run_dir && !realpath(run_dir, home)) home[0] = 0;
     const char *name = strrchr(run->weights, '/');
-    if (strcmp(name, "/best") == 0 || strncmp(name, "/step-", 6) == 0)
+    const size_t above = (size_t)(name - run->weights);
+    G2Z_TRY(g2zr_has(run->services, run->weights, "../metrics.jsonl", &there));
+    there |= strlen(home) == above && strncmp(home, run->weights, above) == 0;
+    if (there && (strcmp(name, "/best") == 0 || strncmp(name, "/step-", 6) == 0))
       G2Z_REFUSE(run->services, "--save-weights %.400s is a name for a run's checkpoint or best "
                  "weights: name another directory, such as RUN_DIR/weights", weights);
-    char home[PATH_MAX]; /* its lock is there already */
-    if (!run_dir || !realpath(run_dir, home) || strcmp(home, run->weights) != 0)
+    if (strcmp(home, run->weights) != 0) /* that lock is there already */
       G2Z_TRY(g2z_lock_directory(run->services, weights, &run->weights_lock));
   }
   if (!run_dir) return G2Z_OK;
@@ -1731,9 +1740,9 @@ static g2z_status g2zr_check_shared(g2z_run *run) {
     G2Z_TRY(g2zr_agree(run, status));
     if (!mine) status = g2z_is_there(run->services, path.text, &there);
     if (!mine && status == G2Z_OK && !there)
-      status = g2z_fail(run->services, G2Z_IO, "rank %d does not see %s, which rank 0 made: choose "
-                        "a --%s on a file system that all ranks share", run->context->rank,
-                        path.text, i ? "save-weights" : "run-dir");
+      status = g2z_fail(run->services, G2Z_IO, "this rank does not see %s, which rank 0 made: "
+                        "choose a --%s on a file system that all ranks share", path.text,
+                        i ? "save-weights" : "run-dir");
     status = g2zr_agree(run, status);
     if (mine) unlink(path.text);
     G2Z_TRY(status);
@@ -1745,12 +1754,16 @@ static g2z_status g2zr_check_shared(g2z_run *run) {
 static g2z_status g2zr_forget_end(g2z_run *run) {
   G2Z_TRY(g2zr_tell_failure(run, &run->held));
   if (run->context->rank != 0 || !run->found.continues) return G2Z_OK;
-  /* A save or a removal that was killed leaves a directory "step-N.partial". */
-  int64_t step = INT64_MAX;
-  while (g2zr_latest(run, ".partial", step, &step) == G2Z_OK && step >= 0) {
-    const g2z_path path = g2zr_checkpoint(run, step, ".partial");
-    if (!g2zr_remove_checkpoint(path.text)) g2zr_stays(run, path.text);
-  }
+  /* A save or a removal that was killed leaves a directory "step-N.partial" or of the best. */
+  static const char *const left[] = {".partial", G2ZR_FRESH};
+  int64_t step;
+  for (int i = 0; i < 2; i++)
+    for (step = INT64_MAX; g2zr_latest(run, left[i], step, &step) == G2Z_OK && step >= 0;) {
+      const g2z_path path = g2zr_checkpoint(run, step, left[i]);
+      if (!g2zr_remove_checkpoint(path.text)) g2zr_stays(run, path.text);
+    }
+  const g2z_path old = g2zr_in(run, "best.partial"); /* g2zr_restore_kept may need it */
+  if (run->config.keep_best && !g2zr_remove_checkpoint(old.text)) g2zr_stays(run, old.text);
   /* Damaged checkpoints get names that a resume does not look for. */
   for (step = INT64_MAX; run->damaged;) {
     G2Z_TRY(g2zr_latest(run, "", step, &step));
@@ -2392,34 +2405,49 @@ static g2z_status g2zr_save_weights(g2z_run *run, const char *directory) {
   return g2z_trainer_save_weights(run->trainer, directory);
 }
 
-/* Makes this step's weights the best, unless better ones are there: a resume from an earlier
- * checkpoint does not know them. Weights whose loss was measured over other tokens move to best-N.
- * The new directory has a name of its own while it is written: over NFS, a host may take an earlier
- * file for the new one of the same name. */
-static g2z_status g2zr_keep_best(g2z_run *run) {
+/* Removes weights that were the best. If they belong to other tokens, or other files are there, the
+ * directory moves to best-N instead. */
+static g2z_status g2zr_retire_best(g2z_run *run, const char *old, int removes) {
   const char *run_dir = run->config.run_dir;
-  const g2z_path best = g2zr_in(run, "best"),
-                 fresh = g2z_path_in(run_dir, "best-step-%06" PRId64 ".partial", run->step);
-  g2z_path aside = best;
-  if (g2zr_comparable(run) && run->kept.best_val_loss < run->sum.best_val_loss) return G2Z_OK;
-  g2z_status status = g2zr_save_weights(run, fresh.text);
-  if (run->context->rank == 0) {
-    if (status == G2Z_OK)
-      status = g2z_json_write(run->services, g2z_path_in(fresh.text, "note.json").text,
-                              g2zr_put_note, run);
-    if (status == G2Z_OK && g2zr_comparable(run)) g2zr_remove_checkpoint(best.text);
-    if (status == G2Z_OK && rmdir(best.text) != 0 && errno != ENOENT) {
-      for (int i = 1; access(aside.text, F_OK) == 0; i++)
-        aside = g2z_path_in(run_dir, "best-%d", i);
-      G2ZR_SAY(run, "%s moves to %s: its loss was not measured over the same tokens as step %"
-               PRId64 "'s, or it has other files", best.text, aside.text, run->step);
-      if (rename(best.text, aside.text) != 0)
-        status = g2z_fail_file(run->services, errno, "rename", best.text);
-    }
-    if (status == G2Z_OK && rename(fresh.text, best.text) != 0)
+  g2z_path aside = g2z_path_in(run_dir, "best-1");
+  if (removes) g2zr_remove_checkpoint(old);
+  if (rmdir(old) == 0 || errno == ENOENT) return G2Z_OK;
+  for (int i = 2; access(aside.text, F_OK) == 0; i++) aside = g2z_path_in(run_dir, "best-%d", i);
+  G2ZR_SAY(run, "%s/best moves to %s: its loss was not measured over the same tokens as step %"
+           PRId64 "'s, or it has other files", run_dir, aside.text, run->step);
+  return rename(old, aside.text) == 0 ? G2Z_OK
+                                      : g2z_fail_file(run->services, errno, "rename", old);
+}
+
+/* Makes this step's weights the best, unless better ones are there: a resume from an earlier
+ * checkpoint does not know them. The earlier best weights stay, as best.partial, until the new ones
+ * have their place. The new directory has a name of its own while it is written: over NFS, a host
+ * may take an earlier file for the new one of the same name. */
+static g2z_status g2zr_keep_best(g2z_run *run) {
+  const g2z_path best = g2zr_in(run, "best"), old = g2zr_in(run, "best.partial"),
+                 fresh = g2zr_checkpoint(run, run->step, G2ZR_FRESH);
+  const int same = g2zr_comparable(run), first = run->context->rank == 0;
+  if (same && run->kept.best_val_loss < run->sum.best_val_loss) return G2Z_OK;
+  const g2z_status saved = g2zr_save_weights(run, fresh.text); /* all ranks agree on it */
+  g2z_status status = saved;
+  if (first && status == G2Z_OK)
+    status = g2z_json_write(run->services, g2z_path_in(fresh.text, "note.json").text,
+                            g2zr_put_note, run);
+  if (first && status == G2Z_OK) status = g2zr_retire_best(run, old.text, 1);
+  if (first && status == G2Z_OK && !same) status = g2zr_retire_best(run, best.text, 0);
+  if (first && status == G2Z_OK) {
+    if (rename(best.text, old.text) != 0 && errno != ENOENT)
+      status = g2z_fail_file(run->services, errno, "rename", best.text);
+    else if (rename(fresh.text, best.text) != 0)
       status = g2z_fail_file(run->services, errno, "rename", fresh.text);
-    if (status != G2Z_OK) g2zr_remove_checkpoint(fresh.text);
+    else
+      status = g2zr_retire_best(run, old.text, 1);
   }
+  if (first && status != G2Z_OK) {
+    rename(old.text, best.text); /* unless best has files */
+    g2zr_remove_checkpoint(fresh.text);
+  }
+  G2Z_TRY(saved);
   G2Z_TRY(g2zr_agree(run, status));
   run->kept = run->sum;
   return G2Z_OK;
@@ -2798,21 +2826,33 @@ static g2z_status g2zr_read_vocab(g2z_services *services, const char *path, uint
   return G2Z_OK;
 }
 
-/* Refuses a file that no program would have named as a shard, and names the command that makes
- * shards of it. */
+/* Refuses files that no program would have named as shards, and names the commands that rename them
+ * or make shards of them. */
 static g2z_status g2zr_check_shards(g2z_services *services, const g2z_run_options *o,
-                                    const char *flag, const char *path) {
-  const char *end = path ? strrchr(path, '.') : NULL, *vocab = o->run.vocab;
-  char words[2][400];
+                                    const char *flag, const char *given) {
+  const char *vocab = o->run.vocab;
+  char words[2][400], pattern[4096], path[400] = "";
   struct stat info;
-  if (!path || (end && strcmp(end, ".bin") == 0) || stat(path, &info) != 0 ||
-      !S_ISREG(info.st_mode))
-    return G2Z_OK;
-  G2Z_REFUSE(services, "%s %.200s: the name of token shards ends in .bin. To make shards of text, "
-             "data/NAME_train_*.bin%s: ./prepare_data --vocab %s --out data --name NAME %s", flag,
-             path, vocab ? "" : ", with GPT-2's vocabulary (make vocab)",
-             g2z_shell_word(vocab ? vocab : "data/vocab.bpe", words[0], sizeof words[0]),
-             g2z_shell_word(path, words[1], sizeof words[1]));
+  glob_t found;
+  snprintf(pattern, sizeof pattern, "%s", given ? given : "");
+  char *colon = strrchr(pattern, ':');
+  if (colon && stat(pattern, &info) != 0 && !colon[1 + strspn(colon + 1, "+-.,%0123456789eE")])
+    *colon = 0; /* a weight */
+  /* A name that is no pattern, or that matches no file, is returned as it is. */
+  if (!given || glob(pattern, GLOB_NOSORT | GLOB_NOCHECK, NULL, &found) != 0) return G2Z_OK;
+  for (size_t i = 0; i < found.gl_pathc && !path[0]; i++) {
+    const char *one = found.gl_pathv[i], *end = strrchr(one, '.');
+    if (!(end && strcmp(end, ".bin") == 0) && stat(one, &info) == 0 && S_ISREG(info.st_mode))
+      snprintf(path, sizeof path, "%s", one);
+  }
+  globfree(&found);
+  if (!path[0]) return G2Z_OK;
+  g2z_shell_word(path, words[1], sizeof words[1]);
+  G2Z_REFUSE(services, "%s %.200s: the name of token shards ends in .bin. If it holds tokens, "
+             "rename it: mv %s %s.bin. To make shards of text, data/NAME_train_*.bin%s: "
+             "./prepare_data --vocab %s --out data --name NAME %s", flag, path, words[1], words[1],
+             vocab ? "" : ", with GPT-2's vocabulary (make vocab)",
+             g2z_shell_word(vocab ? vocab : "data/vocab.bpe", words[0], sizeof words[0]), words[1]);
 }
 
 /* Sets the model: from the weights, or from a preset with the flags' overrides. */
@@ -2954,7 +2994,8 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
                "--max-train-steps to stop earlier");
   if (o->run.resume && strcmp(o->run.resume, "latest") == 0 && !o->run_dir)
     G2Z_REFUSE(services, "--resume latest needs the directory of the run: give --run-dir RUN_DIR");
-  G2Z_TRY(g2zr_check_shards(services, o, "--train", train->train_glob));
+  for (int i = 0; i < o->train.count; i++)
+    G2Z_TRY(g2zr_check_shards(services, o, "--train", o->train.text[i]));
   G2Z_TRY(g2zr_check_shards(services, o, "--val", o->run.val_glob));
   if (train->train_glob && !o->dry_run)
     G2Z_TRY(g2z_shards_apart(services, train->train_glob, o->run.val_glob));

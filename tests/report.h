@@ -283,7 +283,7 @@ static void test_report_compared(g2z_test *t) {
                {{"1", "1", "1"}, "<p>No run reached the target loss, 1.0000.</p>", missed,
                 ">loss 1.0000</span>"},
                {{"null", "null", "null"}, "<h2>Validation</h2>\n<div ", no_curves, ""}};
-  char name[600], text[700], row[900];
+  char name[600], text[1400], row[900];
   for (int r = 0; r < 3; r++) {
     snprintf(name, sizeof name, "%c", 'a' + r);
     CHECK_OK(t, g2z_make_directory(&t->services, test_path(t, name)));
@@ -306,10 +306,10 @@ static void test_report_compared(g2z_test *t) {
     for (int r = 0; r < 3; r++) {
       snprintf(text, sizeof text,
                "{\"schema_version\": \"2.0\", \"hardware\": {\"world_size\": 1}, "
-               "\"%s\": \"./train --seed 1 --run-dir %c %s\", \"summary\": "
+               "\"%s\": \"./train --seed 1 --eval %0600d --run-dir %c %s\", \"summary\": "
                "{\"total_wall_time_sec\": 3, \"best_val_loss\": 2, \"target_loss\": %s, "
                "\"target_step\": 2, \"early_stop_step\": 4}}",
-               curves || r < 2 ? "command_line" : "no_command", 'a' + r, runs[r].flags,
+               curves || r < 2 ? "command_line" : "no_command", 1, 'a' + r, runs[r].flags,
                cases[i].targets[r]);
       test_write_file(t, test_at(t, "%c/training_metrics.json", 'a' + r), text, strlen(text));
       snprintf(name, sizeof name, "%s/%c", t->directory, 'a' + r);
@@ -328,7 +328,8 @@ static void test_report_compared(g2z_test *t) {
       CHECK_HAS(t, page, row, curves || r < 2 ? text : "", cases[i].about, cases[i].line);
     }
     CHECK(t, test_times(page, "class=\"series dash") == 3 * curves && !strstr(page, "nan"));
-    CHECK(t, !strstr(page, "--seed 1") && !strstr(page, "--run-dir")); /* not what differs */
+    CHECK(t, !strstr(page, "--seed 1") && !strstr(page, "--eval")); /* not what differs */
+    CHECK(t, !strstr(page, "--run-dir"));
     CHECK(t, test_times(page, "<b>") == 6 * curves && test_times(page, "<h2>Curves") == curves);
     if (i) continue;
     /* The page of one run marks the validation that reached its target. */
@@ -338,6 +339,18 @@ static void test_report_compared(g2z_test *t) {
               "<dt>step of the target loss</dt><dd>2</dd>",
               "<dt>step of the best validation loss</dt><dd>3</dd>",
               "<dt>stopped early at step</dt><dd>4</dd>");
+    /* A text of more than 8 KiB is cut after a whole escape. */
+    static char large[10000], out[9000];
+    for (size_t k = 0; k < 6; k++) {
+      const size_t bytes = 12 + k + 1500 * strlen("\\u00e9");
+      snprintf(large, sizeof large, "{\"text\": \"%.*s", (int)k + 2, "./train");
+      while (strlen(large) < bytes - 2) strcat(large, "\\u00e9");
+      strcat(large, "\"}");
+      const g2z_object object = {&t->services, (char *)"a text", large, strlen(large)};
+      g2z_object_copy(&object, "text", out, sizeof out);
+      const size_t got = strlen(out);
+      CHECK(t, got > 2700 && (got - k) % 2 == 0 && strcmp(out + got - 4, "\xc3\xa9\xc3\xa9") == 0);
+    }
     /* More runs than a chart has colours. */
     REQUIRE_OK(t, g2z_results_create(&t->services, &results));
     for (int r = 0; r < G2Z_CHART_SERIES; r++)
