@@ -1872,9 +1872,11 @@ static g2z_status g2zr_check_val(g2z_run *run) {
   g2z_release(run->services, all);
   G2Z_TRY(status);
   if (counted) return G2Z_OK;
-  G2Z_REFUSE(run->services, "no token of the first %" PRId64 " validation batch%s counts: %s",
-             steps, steps == 1 ? "" : "es", steps < run->val->steps_per_epoch ? "raise --val-steps "
-             "or --max-val-steps" : "give --val shards whose tokens are not all masked");
+  const char *remedy = steps < run->val->steps_per_epoch ? "raise --val-steps or --max-val-steps"
+                       : "give --val shards whose tokens are not all masked";
+  return g2zr_agree(run, g2z_fail(run->services, G2Z_BAD_ARGUMENT, "no token of the first %" PRId64
+                                  " validation batch%s counts: %s", steps, steps == 1 ? "" : "es",
+                                  remedy));
 }
 
 /* Opens what depends on the checkpoint. *damaged: the checkpoint is not whole. */

@@ -125,6 +125,11 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"$T --val a-val.bin --vocab b.bpe", 1, "a-val.bin was made with another vocabulary"},
     {"$A --val b-val.bin --vocab a.bpe", 1, "b-val.bin~ vocabulary than a.bpe: give"},
     {"$A --val b-val.bin --vocab-size 300", 1, "b-val.bin~ than a-train.bin: give"},
+    /* no target in rank 0's part of the validation; some in rank 1's */
+    {"printf '{\"p\": \"abcdefg\", \"c\": \"xyxyxyxyxy\"}\\n' > m.json; $P --field p,c --name m "
+     "--val-fraction 0 m.json && mv out/m_* . && $T --vocab-size 257 --val m_train_000000.bin "
+     "--val-steps 1", 1, "no token of the first 1 validation batch counts: raise --val-steps or "},
+    {"$T --vocab-size 257 --val m_train_000000.bin --val-steps 1 --ranks 2", 0, "val loss"},
     {"cp a-train.bin tokens; $T --train tokens --vocab a.bpe", 1,
      "ends in .bin. If it holds tokens, rename it: mv tokens tokens.bin. To make shards of text"},
     {"$T --train tokens:2 --vocab a.bpe", 1, "mv tokens tokens.bin. "},
