@@ -2421,38 +2421,33 @@ static g2z_status g2zr_retire_best(g2z_run *run, const char *old, int removes) {
                                       : g2z_fail_file(run->services, errno, "rename", old);
 }
 
+/* Rank 0: gives new weights the name best. The earlier ones stay, as best.partial, until then. */
+static g2z_status g2zr_place_best(g2z_run *run, const char *fresh) {
+  const g2z_path best = g2zr_in(run, "best"), old = g2zr_in(run, "best.partial");
+  G2Z_TRY(g2z_json_write(run->services, g2z_path_in(fresh, "note.json").text, g2zr_put_note, run));
+  G2Z_TRY(g2zr_retire_best(run, old.text, 1)); /* left by a kill */
+  if (!g2zr_comparable(run)) G2Z_TRY(g2zr_retire_best(run, best.text, 0));
+  if (rename(best.text, old.text) != 0 && errno != ENOENT)
+    return g2z_fail_file(run->services, errno, "rename", best.text);
+  if (rename(fresh, best.text) == 0) return g2zr_retire_best(run, old.text, 1);
+  g2z_status status = g2z_fail_file(run->services, errno, "rename", fresh);
+  rename(old.text, best.text);
+  return status;
+}
+
 /* Makes this step's weights the best, unless better ones are there: a resume from an earlier
- * checkpoint does not know them. The earlier best weights stay, as best.partial, until the new ones
- * have their place. The new directory has a name of its own while it is written: over NFS, a host
- * may take an earlier file for the new one of the same name. */
+ * checkpoint does not know them. The new directory has a name of its own while it is written: over
+ * NFS, a host may take an earlier file for the new one of the same name. */
 static g2z_status g2zr_keep_best(g2z_run *run) {
-  const g2z_path best = g2zr_in(run, "best"), old = g2zr_in(run, "best.partial"),
-                 fresh = g2zr_checkpoint(run, run->step, G2ZR_FRESH);
-  const int same = g2zr_comparable(run), first = run->context->rank == 0;
-  if (same && run->kept.best_val_loss < run->sum.best_val_loss) return G2Z_OK;
-  const g2z_status saved = g2zr_save_weights(run, fresh.text); /* all ranks agree on it */
-  g2z_status status = saved;
-  if (first && status == G2Z_OK)
-    status = g2z_json_write(run->services, g2z_path_in(fresh.text, "note.json").text,
-                            g2zr_put_note, run);
-  if (first && status == G2Z_OK) status = g2zr_retire_best(run, old.text, 1);
-  if (first && status == G2Z_OK && !same) status = g2zr_retire_best(run, best.text, 0);
-  if (first && status == G2Z_OK) {
-    if (rename(best.text, old.text) != 0 && errno != ENOENT)
-      status = g2z_fail_file(run->services, errno, "rename", best.text);
-    else if (rename(fresh.text, best.text) != 0)
-      status = g2z_fail_file(run->services, errno, "rename", fresh.text);
-    else
-      status = g2zr_retire_best(run, old.text, 1);
-  }
-  if (first && status != G2Z_OK) {
-    rename(old.text, best.text); /* unless best has files */
-    g2zr_remove_checkpoint(fresh.text);
-  }
-  G2Z_TRY(saved);
-  G2Z_TRY(g2zr_agree(run, status));
-  run->kept = run->sum;
-  return G2Z_OK;
+  const g2z_path fresh = g2zr_checkpoint(run, run->step, G2ZR_FRESH);
+  if (g2zr_comparable(run) && run->kept.best_val_loss < run->sum.best_val_loss) return G2Z_OK;
+  g2z_status status = g2zr_save_weights(run, fresh.text);
+  const int saved = status == G2Z_OK, first = run->context->rank == 0; /* all ranks agree on it */
+  if (first && saved) status = g2zr_place_best(run, fresh.text);
+  if (first && status != G2Z_OK) g2zr_remove_checkpoint(fresh.text);
+  if (saved) status = g2zr_agree(run, status);
+  if (status == G2Z_OK) run->kept = run->sum;
+  return status;
 }
 
 /* Does the first work that is due; *shown: the event is filled. The end of the run stays due, so
