@@ -1403,7 +1403,7 @@ typedef struct g2zp_ranked {         /* a row of a table */
   double percent;
   size_t name_at;                    /* where the name begins in the line */
   char total[48];                    /* "1234567 ns" */
-  char line[2048];
+  char line[1536];
 } g2zp_ranked;
 
 typedef struct g2zp_profile {

@@ -1210,11 +1210,13 @@ static g2z_status g2zr_restore(g2z_run *run) {
 /* Rank 0: reads the note of the weights in best. Without a whole note, their loss is unknown. If a
  * kill came while better ones took their place, they are in best.partial, and best is empty. */
 static void g2zr_restore_kept(g2z_run *run) {
-  const g2z_path note = g2zr_in(run, "best/note.json");
+  const g2z_path best = g2zr_in(run, "best");
+  g2z_path path = g2zr_in(run, "best.partial");
   g2z_object object;
-  rename(g2zr_in(run, "best.partial").text, g2zr_in(run, "best").text);
-  if (access(note.text, F_OK) != 0) return;
-  g2z_status status = g2z_object_read(run->services, note.text, &object);
+  rename(path.text, best.text);
+  snprintf(path.text, sizeof path.text, "%s/best/note.json", run->config.run_dir);
+  if (access(path.text, F_OK) != 0) return;
+  g2z_status status = g2z_object_read(run->services, path.text, &object);
   if (status == G2Z_OK)
     status = g2zr_get_doubles(&object, "totals.", g2zr_total_names, (double *)&run->kept,
                               G2Z_COUNT(g2zr_total_names));
