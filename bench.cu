@@ -101,7 +101,7 @@ typedef struct watch {
   const g2z_ops *right;         /* the device's own ops */
   int counts;                   /* 1: this step counts calls and times none */
   const op_row *only;           /* the one row to time; NULL: all rows with `again` */
-  double a, g;                  /* bytes per element of activations, of gradients */
+  double a, g, m;               /* bytes per element: activations, gradients, moments */
   op_row rows[32];
   int count;
 } watch;
@@ -235,7 +235,7 @@ static double flops_of_matrices(const g2z_matrices *shapes, int count) {
      "grad", "_sumsq", GB, g * elements_of(ranges, count), 0)                                     \
   OP(adamw, (g2z_device *d, const g2z_update *update, size_t begin, size_t end),                  \
      (d, update, begin, end),                                                                     \
-     "adamw", "", GB, (24 + g + a) * elements_of_update(update, begin, end), 0)                   \
+     "adamw", "", GB, (8 + 4 * m + g + a) * elements_of_update(update, begin, end), 0)            \
   OP(momentum,                                                                                    \
      (g2z_device *d, void *u, const g2z_update *update, size_t begin, size_t end),                \
      (d, u, update, begin, end),                                                                  \
@@ -253,9 +253,8 @@ static double flops_of_matrices(const g2z_matrices *shapes, int count) {
 #define OP(entry, parameters, arguments, name, suffix, unit, amount, again)                   \
   static g2z_status timed_##entry parameters {                                                \
     watch *seen = watch_of(d);                                                                \
-    const double a = seen->a, g = seen->g;                                                    \
-    (void)a;                                                                                  \
-    (void)g;                                                                                  \
+    const double a = seen->a, g = seen->g, m = seen->m;                                       \
+    (void)a, (void)g, (void)m;                                                                \
     rounds *now = rounds_of(seen, name, suffix, #unit, #amount, amount, again);               \
     g2z_status status = seen->right->entry arguments;                                         \
     while (now && another_call(now, d, seen->right, &status))                                 \
@@ -363,6 +362,7 @@ static g2z_status time_ops(g2z_trainer *t, const g2z_bench *o, const limits *lim
   memset(&w, 0, sizeof w);
   w.a = plan->dtype_bytes;
   w.g = plan->grad_bytes;
+  w.m = plan->moment_bytes;
   int32_t *ids;
   TRY(g2z_zipf_tokens(t->services, o->train.seed, plan->model.vocab, (size_t)tokens + 1, &ids));
   g2z_status status = watch_steps(t, &w, ids);

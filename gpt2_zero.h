@@ -9718,7 +9718,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_report(g2z_trainer *t, int64_t loss_step, g
                   "earlier checkpoint", (int)state->skipped_at_minimum, loss_step,
                   (double)state->used_loss_scale, state->used_loss_scale > 1
                   ? "lower --loss-scale, which is fixed, or remove it; " : "",
-                  t->plan->grad_dtype == G2Z_FP16 ? "give --grad-dtype fp32; " : "",
+                  t->plan->wire_dtype == G2Z_FP16 ? "give --grad-dtype fp32; " : "",
                   (double)t->config.optimizer.lr, t->config.optimizer.warmup);
 }
 

@@ -2600,7 +2600,7 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   OPTIMIZER("beta2", beta2, "AdamW's decay of their variance")                                    \
   OPTIMIZER("eps", eps, "in AdamW's denominator")                                                 \
   SETTING("moments", moments, run.train.optimizer.moments_bf16,                                   \
-          "type of AdamW's m and v; bf16 is rounded at random")                                   \
+          "type of AdamW's m and v; bf16: half their memory on a GPU")                            \
   OPTIMIZER("momentum", momentum, "Muon's decay of the mean of gradients")                        \
   OPTIMIZER("clip", clip, "scale gradients down to this global norm; 0: off")                     \
   OPTIMIZER("skip-spikes", skip_spikes,                                                           \
@@ -2775,9 +2775,9 @@ G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
       m->channels, m->context, m->vocab, plan->vocab_padded, (double)plan->parameters * 1e-6);
   PUT("step        B=%d x T=%d x accum=%d x world=%d = %" PRId64 " tokens", plan->batch, plan->seq,
       plan->accum, plan->world, (int64_t)plan->batch * plan->seq * plan->accum * plan->world);
-  PUT("types       %s parameters, %s gradients%s%s, on %s", g2z_dtype_text(plan->dtype),
-      g2z_dtype_text(plan->grad_dtype), plan->fp8 ? ", fp8=" : "",
-      plan->fp8 ? g2zr_fp8[plan->fp8] : "", g2zr_devices[plan->device]);
+  PUT("types       %s parameters, %s gradients%s%s%s, on %s", g2z_dtype_text(plan->dtype),
+      g2z_dtype_text(plan->grad_dtype), plan->moment_bytes == 2 ? ", bf16 moments" : "",
+      plan->fp8 ? ", fp8=" : "", plan->fp8 ? g2zr_fp8[plan->fp8] : "", g2zr_devices[plan->device]);
   PUT("%-11s %s, rank %d of %d, %d buckets of up to %.2f MiB", dp ? "dp" : "ZeRO",
       dp ? "the optimizer on rank 0 alone" : stage, plan->rank, plan->world, plan->buckets,
       (double)(plan->bucket_elements * (size_t)plan->grad_bytes) / 1048576.0);
