@@ -631,14 +631,13 @@ static g2z_status zero_sumsq(g2z_device *device, double *sum, const void *grads,
   return zero_still->grad_sumsq(device, sum, grads, ranges, count);
 }
 
-/* Bound of the roundings in a sum over `world` ranks: each rank's part, world - 1 sums, and the
- * number that it is compared with. These are at most 2 world, by half a unit in the last place
- * each: 2^-11 of a number in fp16, 2^-8 in bf16. */
-static void zero_round(g2z_trainer *trainer, int world, g2z_dtype dtype) {
+/* `roundings` of a number, each by at most half a unit in the last place: 2^-11 of it in fp16, 2^-8
+ * in bf16. */
+static void zero_round(g2z_trainer *trainer, int roundings, g2z_dtype dtype) {
   zero_still = trainer->device->ops;
   zero_moving = *zero_still;
   zero_moving.grad_sumsq = zero_sumsq;
-  zero_move = 2 * world * (dtype == G2Z_FP16 ? 0x1p-11 : 0x1p-8);
+  zero_move = roundings * (dtype == G2Z_FP16 ? 0x1p-11 : 0x1p-8);
   zero_coin = 1;
   trainer->device->ops = &zero_moving;
 }
@@ -660,13 +659,17 @@ static void rank_zero(g2z_test *t, char **argv) {
     }
     config.recompute = how == ZERO_RECOMPUTE ? G2Z_RECOMPUTE_BLOCK : G2Z_RECOMPUTE_NONE;
     config.optimizer.kind = kind == how ? G2Z_OPTIMIZER_ADAMW : G2Z_OPTIMIZER_MUON;
+    /* In a sum over ranks round: each part after each micro-step, the sums, and what it is compared
+     * with. */
+    const int roundings = (config.accum + 1) * rounded;
     config.batch /= like;
     config.accum *= like;
+    config.grad_fp32 = like > 1;
     if (rounded) config.graph = 0; /* the host moves gradients amid a step */
     g2z_trainer *trainer = rank_trainer(t, context, &config);
     CHECK(t, !getenv("NCCL_P2P_DISABLE") || (trainer->comm->reduce != G2Z_TRANSPORT_COPY &&
                                              trainer->comm->gather != G2Z_TRANSPORT_COPY));
-    if (rounded) zero_round(trainer, rounded, config.dtype);
+    if (rounded) zero_round(trainer, roundings, config.dtype);
     zero_train(t, trainer, losses[i]);
     if (rounded) trainer->device->ops = zero_still;
     test_end(t, before);
