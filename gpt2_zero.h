@@ -106,8 +106,8 @@
  *     gradients, fp16                        0.232 GiB   in buckets of up to 64 MiB
  *     master weights, m, v, fp32             1.391 GiB   1 / world of it from ZeRO stage 1 on;
  *                                                        with Muon 1.075: its weights have no v
- *     activations (bytes per token: right)   2.338 GiB   L (32 C + 4 NH + 16) + 14 C + 12
- *       with --recompute block               0.399 GiB   2 L C + 44 C + 4 NH + 28; 15 % more flops
+ *     activations (bytes per token: right)   2.057 GiB   L (28 C + 4 NH + 16) + 14 C + 12
+ *       with --recompute block               0.376 GiB   2 L C + 40 C + 4 NH + 28; 15 % more flops
  *     LM head: logits of all 8,192 tokens    0.768 GiB   8,192 tokens at a time if all logits would
  *                                                        take over half as much as activations
  *       wte's gradient, fp32                 0.144 GiB   if the others are not fp32, with several
@@ -993,6 +993,7 @@ G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, c
  *   parameters                    act        once, from the master weights, in the update
  *   every op's output             act        once; inside an op everything is fp32
  *                                            (a CPU's norms, softmax and column sums: fp64)
+ *   GELU's slope, in 16 bits      8 bits     the error is at most 0.0025
  *   residual stream               act        after each addition
  *   LayerNorm mean, rstd          fp32       never rounded
  *   attention scores, softmax     fp32       lse is fp32; out is act. On tensor cores the weights
@@ -1160,6 +1161,8 @@ typedef struct g2z_sampling {
 
 /* Bytes of a row of n 8-bit numbers. */
 #define G2Z_NARROW_ROW(n) (((size_t)(n) + 15) / 16 * 16)
+/* Bytes of a row of n slopes of GELU, if they have 8 bits. */
+#define G2Z_SLOPE_ROW(n) (((size_t)(n) + 63) / 64 * 64)
 
 typedef struct g2z_ops {
   /* Memory and order. allocate() returns zeroed memory. An upload from memory of allocate_host runs
@@ -1243,7 +1246,9 @@ typedef struct g2z_ops {
                               g2z_write mode, const g2z_dropout *dropout, int N, int C);
 
   /* y[N,O] act = x[N,K] w[K,O] + bias[O], and then
-   *   slope not NULL:    slope[N,O] = gelu'(that), all that backward needs; y = gelu(that)
+   *   slope not NULL:    slope[N,O] = gelu'(that), all that backward needs; y = gelu(that).
+   *                      In 16-bit types it has 8 bits, see g2z__round_slope; on a GPU its order
+   *                      is the device's own, in rows of G2Z_SLOPE_ROW(O) bytes
    *   residual not NULL: y = residual[N,O] + dropout(that); y may be residual
    * narrow_x not NULL: the product reads x from there and rounds w to e4m3, times 32. With both
    * narrow_x and slope, y is also written to narrow_y. */
@@ -3710,7 +3715,7 @@ G2Z__PRIVATE g2z_status g2z__vocab_agree(g2z_services *services, uint64_t *known
  * training STREAM, LAYER and CACHE have one per layer; with recomputation all layers share one of
  * LAYER and CACHE. A model that only runs forward needs one of each and no BACKWARD. To generate,
  * it keeps each layer's QKV, the key-value cache, for more tokens (K) than run at a time (N).
- * Types: A the plan's dtype, F fp32. Some buffers are used again:
+ * Types: A the plan's dtype, F fp32, 1 bytes. Some buffers are used again:
  *   lnf     after the head: the gradient after dropout ("dropped" of layernorm_bwd)
  *   fc      of a layer, after its weight gradient: the gradient at ln2's output and, after it in
  *           memory, fc's or qkv's gradient in 8 bits. In generation token by token: the token's row
@@ -3730,7 +3735,7 @@ G2Z__PRIVATE g2z_status g2z__vocab_agree(g2z_services *services, uint64_t *known
   X(LN2,       LAYER,   A,    (N) * C)                                   \
   X(LN2_MEAN,  LAYER,   F,    (N))                                       \
   X(LN2_RSTD,  LAYER,   F,    (N))                                       \
-  X(FCSLOPE,   LAYER,   A,    (N) * 4 * C)  /* GELU's slope */           \
+  X(FCSLOPE,   LAYER,   1,    (N) * SLOPE)  /* GELU's slope */           \
   X(FC,        LAYER,   A,    (N) * 4 * C)  /* GELU's output */          \
   X(RES3,      STREAM,  A,    (N) * C)      /* residual stream after the block */ \
   X(LNF,       ONCE,    A,    (N) * C)                                   \
@@ -3759,6 +3764,7 @@ G2Z__PRIVATE size_t g2z__activation_offset(const g2z_plan *plan, g2z__activation
   size_t CACHE = plan->cached ? layers : LAYER, STREAM = forward ? 1 : layers;
   size_t K = plan->cached ? (size_t)plan->cached * (size_t)plan->seq : N;
   size_t ONCE = 1, BACKWARD = !forward;
+  size_t SLOPE = A == 2 ? G2Z_SLOPE_ROW(4 * C) : 4 * C * A; /* bytes per token */
 #define X(name, copies, type, elements)                                                     \
   if (which == G2Z__ACT_##name)                                                             \
     return at + (copies > 1 ? (size_t)layer : 0) * g2z__align((elements) * type);           \
@@ -5232,6 +5238,17 @@ static inline G2Z_HOST_DEVICE float g2z__e4m3_scale(float largest) {
 #define G2Z__E4M3_X 4.0f
 #define G2Z__E4M3_W 32.0f
 
+/* In 16-bit types GELU's slope, which lies in [-0.13, 1.13], is kept in a byte, as the code
+ * rint(202 slope) + 26. The error is at most 0.0025, less than bf16's at 1. Slope 0 stays 0, and 1
+ * becomes 1.0002: the step has a fraction of 10 bits, so that kernels decode without rounding. */
+#define G2Z__SLOPE_CODES 202.0f
+#define G2Z__SLOPE_ZERO 26
+#define G2Z__SLOPE_STEP (649 / 131072.0f)
+G2Z__PRIVATE float g2z__round_slope(g2z_dtype dtype, float x) {
+  int bits16 = dtype == G2Z_FP16 || dtype == G2Z_BF16;
+  return bits16 ? rintf(x * G2Z__SLOPE_CODES) * G2Z__SLOPE_STEP : x;
+}
+
 /* x rounded to the nearest value of the type, ties to even; TF32 and FP32 return x. */
 G2Z__PRIVATE float g2z__round(g2z_dtype dtype, float x) {
   switch (dtype) {
@@ -5718,7 +5735,7 @@ typedef struct g2z__cpu_product {
   g2z__cpu_matrix a, b;
   float *out;                  /* [M,out_row] */
   ptrdiff_t out_row;
-  g2z_dtype dtype;             /* of out and slope */
+  g2z_dtype dtype;             /* of out; slope is rounded as for this type */
   g2z_write mode;
   const float *bias;           /* [N]; slope, times, residual: [M,out_row]; NULL: none */
   float *slope;
@@ -5767,7 +5784,7 @@ static inline void g2z__cpu_finish(const g2z__cpu_product *p, float y, int row, 
     float u = y * (y * y * (G2Z__GELU_SCALE * G2Z__GELU_CUBE) + G2Z__GELU_SCALE);
     float du = y * y * (3.0f * G2Z__GELU_SCALE * G2Z__GELU_CUBE) + G2Z__GELU_SCALE;
     float e = expf(-2.0f * u < 88.0f ? -2.0f * u : 88.0f), gate = 1.0f / (e + 1.0f);
-    p->slope[at] = g2z__round(p->dtype, gate + 2.0f * y * du * gate * (e * gate));
+    p->slope[at] = g2z__round_slope(p->dtype, gate + 2.0f * y * du * gate * (e * gate));
     y *= gate;
   }
   if (p->times) y *= p->times[at];

@@ -632,6 +632,60 @@ static __device__ inline uint4 g2z__pack(const float (&in)[g2z__lanes<A>]) {
   return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
+/* GELU's slopes. In 16-bit types they are codes of 8 bits, see g2z__round_slope. A row takes
+ * G2Z_SLOPE_ROW bytes. Its groups of 64 columns have the order in which a thread of room k42 holds
+ * them: columns 0, 1, 8, 9, ..., 56, 57; then 2, 3, 10, 11, ...; then 4, 5, ...; then 6, 7, ... */
+
+/* Two codes, in bytes 0 and 2. Halves from 1024 to 2048 have no fraction: the sum is rounded to a
+ * whole code. */
+static __device__ inline uint32_t g2z__slope_codes(float low, float high) {
+  __half2 codes = __hfma2(__floats2half2_rn(low, high), __float2half2_rn(G2Z__SLOPE_CODES),
+                          __float2half2_rn(1024 + G2Z__SLOPE_ZERO));
+  uint32_t bits;
+  memcpy(&bits, &codes, sizeof bits);
+  return bits;
+}
+/* The slope whose code is in a byte of `word`. As byte 1 of a float, a code makes 32768 + code. */
+static __device__ inline float g2z__slope_of(uint32_t word, int byte) {
+  float code = __uint_as_float(__byte_perm(word, 0x47000000, 0x7604u | (unsigned)byte << 4));
+  return fmaf(code, G2Z__SLOPE_STEP, -G2Z__SLOPE_STEP * (32768 + G2Z__SLOPE_ZERO));
+}
+/* The slopes of a pack of A: `pack` of the `packs` in a row. */
+static __device__ inline size_t g2z__slopes_at(size_t row, size_t pack, size_t packs) {
+  return row * G2Z_SLOPE_ROW(packs * 8) + pack / 8 * 64 + pack % 8 * 2;
+}
+template <typename A>
+static __device__ inline uint4 g2z__get_slopes(const void *slopes, size_t row, size_t pack,
+                                               size_t packs) {
+  if constexpr (sizeof(A) == 4) return __ldcs((const uint4 *)slopes + row * packs + pack);
+  const uint8_t *from = (const uint8_t *)slopes + g2z__slopes_at(row, pack, packs);
+  uint32_t two[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) two[i] = *(const uint16_t *)(from + i * 16);
+  return make_uint4(two[0], two[1], two[2], two[3]);
+}
+template <typename A>
+static __device__ inline void g2z__unpack_slopes(float (&out)[g2z__lanes<A>], uint4 pack) {
+  const uint32_t words[4] = {pack.x, pack.y, pack.z, pack.w};
+  constexpr int EACH = g2z__lanes<A> / 4;
+#pragma unroll
+  for (int i = 0; i < g2z__lanes<A>; i++)
+    out[i] = EACH == 1 ? __uint_as_float(words[i]) : g2z__slope_of(words[i / EACH], i % EACH);
+}
+template <typename A>
+static __device__ inline void g2z__put_slopes(void *slopes, size_t row, size_t pack, size_t packs,
+                                              const float (&in)[g2z__lanes<A>]) {
+  if constexpr (sizeof(A) == 4) {
+    ((uint4 *)slopes)[row * packs + pack] = g2z__pack<A>(in);
+  } else {
+    uint8_t *to = (uint8_t *)slopes + g2z__slopes_at(row, pack, packs);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      *(uint16_t *)(to + i * 16) =
+          (uint16_t)__byte_perm(g2z__slope_codes(in[2 * i], in[2 * i + 1]), 0, 0x4420);
+  }
+}
+
 /* Rounds two or eight numbers times a scale to E, as g2z__round_e4m3 and g2z__round_e5m2 do. */
 template <typename E>
 static constexpr __nv_fp8_interpretation_t g2z__narrow_type =
@@ -832,17 +886,17 @@ static g2z_status g2z__add_slabs(g2z_device *device, const float *partial, int P
 typedef enum g2z__columns { G2Z__COLUMNS_PLAIN, G2Z__COLUMNS_TIMES } g2z__columns;
 
 /* g2z_k_column_sums: partial[slab][c] = sum over the slab's rows of x[row][c].
- * With TIMES: x *= times first, in place, and sums of what was stored.
+ * With TIMES: x *= slopes first, in place, and sums of what was stored.
  *   x        [N,C] A in (or in place)   C % 8 == 0; 16-byte aligned
- *   times    [N,C] A in                 NULL for PLAIN
+ *   slopes   [N,C] of GELU, in          NULL for PLAIN
  *   partial  [slabs,C] f32 out
  * Launch  grid (ceil(C / 32 packs), slabs), block (32,8): a lane keeps one pack of columns
- * Cost    sizeof(A) NC bytes, three times that with TIMES: N=32768, C=3072, fp16 is 604 MB
+ * Cost    sizeof(A) NC bytes; with TIMES N=32768, C=3072, fp16 is 503 MB
  * Order   warp w adds rows w, w+8, ... of its slab; then the 8 warps in order
  * Oracle  g2z__cpu_linear_bwd_data with a slope */
 template <typename A, g2z__columns COLUMNS>
 static __global__ void __launch_bounds__(256)
-g2z_k_column_sums(float *partial, A *x, const A *times, int N, int C, int slab_rows) {
+g2z_k_column_sums(float *partial, A *x, const void *slopes, int N, int C, int slab_rows) {
   constexpr int L = g2z__lanes<A>, BATCH = 4;
   __shared__ float sums[8][32 * L];
   int pack = (int)(blockIdx.x * 32 + threadIdx.x), packs = C / L;
@@ -854,10 +908,10 @@ g2z_k_column_sums(float *partial, A *x, const A *times, int N, int C, int slab_r
     uint4 raw[BATCH], factor[BATCH]; /* loaded together: stores in between delay loads */
 #pragma unroll
     for (int j = 0; j < BATCH; j++) {
-      size_t at = (size_t)min(row + 8 * j, end - 1) * (size_t)packs + (size_t)pack;
-      raw[j] = g2z__get(x, at);
+      size_t from = (size_t)min(row + 8 * j, end - 1);
+      raw[j] = g2z__get(x, from * (size_t)packs + (size_t)pack);
       if constexpr (COLUMNS == G2Z__COLUMNS_TIMES)
-        factor[j] = g2z__get_once(times, at);
+        factor[j] = g2z__get_slopes<A>(slopes, from, (size_t)pack, (size_t)packs);
     }
 #pragma unroll
     for (int j = 0; j < BATCH; j++) {
@@ -866,7 +920,7 @@ g2z_k_column_sums(float *partial, A *x, const A *times, int N, int C, int slab_r
       g2z__unpack<A>(value, raw[j]);
       if constexpr (COLUMNS == G2Z__COLUMNS_TIMES) {
         float by[L];
-        g2z__unpack<A>(by, factor[j]);
+        g2z__unpack_slopes<A>(by, factor[j]);
 #pragma unroll
         for (int i = 0; i < L; i++) value[i] *= by[i];
         uint4 stored = g2z__pack<A>(value);
@@ -891,11 +945,11 @@ g2z_k_column_sums(float *partial, A *x, const A *times, int N, int C, int slab_r
 
 /* The first stage alone: `partial` gets g2z__slabs(N) rows of C floats. */
 template <typename A, g2z__columns COLUMNS>
-static g2z_status g2z__column_slabs(g2z_device *device, float *partial, A *x, const A *times,
+static g2z_status g2z__column_slabs(g2z_device *device, float *partial, A *x, const void *slopes,
                                     int N, int C) {
   dim3 grid((unsigned)g2z__blocks((size_t)(C / g2z__lanes<A>), 32), (unsigned)g2z__slabs(N));
   return g2z__launch(device, "g2z_k_column_sums", g2z_k_column_sums<A, COLUMNS>, grid, dim3(32, 8),
-                     0, partial, x, times, N, C, g2z__slab_rows(N));
+                     0, partial, x, slopes, N, C, g2z__slab_rows(N));
 }
 
 /* ===== >>k22 embedding ===================================================
@@ -1738,24 +1792,24 @@ static __device__ inline float g2z__k_gelu(float x, float &slope) {
   return x;
 }
 
-/* g2z_k_gelu_fwd: y = gelu(x); the slope overwrites x
- *   x  [n] A in place  n % 8 == 0; 16-byte aligned
- *   y  [n] A out
- * Launch  a thread per pack, blocks of 256
- * Cost    3 sizeof(A) n bytes: 32768 x 3072 in fp16 is 604 MB
+/* g2z_k_gelu_fwd: y = gelu(y), and its slope
+ *   y       [rows,8 packs] A in place  16-byte aligned; packs of 4 in fp32
+ *   slopes  [rows,8 packs] out
+ * Launch  a thread per pack, `all` packs in all, blocks of 256
+ * Cost    in 16 bits 5 bytes per number: 32768 x 3072 is 503 MB
  * Oracle  g2z__cpu_linear_fwd with a slope */
 template <typename A>
-static __global__ void g2z_k_gelu_fwd(A *y, A *x, size_t packs) {
+static __global__ void g2z_k_gelu_fwd(A *y, void *slopes, size_t packs, size_t all) {
   constexpr int L = g2z__lanes<A>;
   size_t at = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
   g2z__k_begin();
-  if (at >= packs) return;
+  if (at >= all) return;
   float value[L], slope[L];
-  g2z__unpack<A>(value, g2z__get(x, at));
+  g2z__unpack<A>(value, g2z__get(y, at));
 #pragma unroll
   for (int i = 0; i < L; i++) value[i] = g2z__k_gelu(value[i], slope[i]);
   g2z__put(y, at, g2z__pack<A>(value));
-  g2z__put(x, at, g2z__pack<A>(slope));
+  g2z__put_slopes<A>(slopes, at / packs, at % packs, packs, slope);
 }
 
 /* g2z_k_residual_dropout: y = residual + dropout(x)
@@ -1892,7 +1946,7 @@ typedef struct g2z__lt_operands {
   const void *a, *b;
   const void *c;                   /* added, of D's layout: NULL, D itself or another */
   const void *bias;                /* [m], with an epilogue that has one */
-  void *slope;                     /* [m,n] of D's layout, with GELU and TIMES_SLOPE */
+  void *slope;                     /* [m,n] slopes, with GELU and TIMES_SLOPE */
   float *sums;                     /* [slabs,m] with TIMES_SLOPE */
   g2z__softmax_rows rows;          /* with SOFTMAX */
   void *narrow;                    /* D in 8 bits, too: GELU in e4m3, TIMES_SLOPE in e5m2 */
@@ -2485,14 +2539,14 @@ static g2z_status g2z_cuda_linear_fwd(g2z_device *device, void *y, void *narrow_
   const g2z__lt_key plain = key;
   if (slope) key.epilogue = G2Z__EPILOGUE_GELU;
   if (!narrow_x && slope) {
-    size_t packs = (size_t)N * (size_t)O / g2z__lanes<A>;
+    size_t packs = (size_t)O / g2z__lanes<A>, all = (size_t)N * packs;
     int fused;
     return g2z__lt_fused_or(device, &key, &on, [&] {
-      g2z__lt_operands product = g2z__lt_rows(slope, x, w);
+      g2z__lt_operands product = g2z__lt_rows(y, x, w);
       product.bias = bias;
       G2Z_TRY(g2z__lt_multiply(device, &plain, &product));
       return g2z__launch(device, "g2z_k_gelu_fwd", g2z_k_gelu_fwd<A>,
-                         (unsigned)g2z__blocks(packs, 256), 256, 0, (A *)y, (A *)slope, packs);
+                         (unsigned)g2z__blocks(all, 256), 256, 0, (A *)y, slope, packs, all);
     }, &fused);
   }
   if (!narrow_x) G2Z_TRY(g2z__lt_multiply(device, &key, &on));
@@ -2554,8 +2608,7 @@ static g2z_status g2z_cuda_linear_bwd_data(g2z_device *device, void *dx, void *d
     G2Z_TRY(g2z__lt_fused_or(device, &key, &on, [&] {
       g2z__lt_operands product = g2z__lt_rows(dx, dy, w);
       G2Z_TRY(g2z__lt_multiply(device, &plain, &product));
-      return g2z__column_slabs<A, G2Z__COLUMNS_TIMES>(device, on.sums, (A *)dx, (const A *)slope,
-                                                      N, I);
+      return g2z__column_slabs<A, G2Z__COLUMNS_TIMES>(device, on.sums, (A *)dx, slope, N, I);
     }, &fused));
   if (!slope) return G2Z_OK;
   return g2z__add_slabs<G>(device, on.sums, (int)(fused ? ours : slabs), I, mode, (G *)dbias);
@@ -5266,8 +5319,8 @@ static_assert(G2Z__PRODUCT_ROWS == 128, "a tile is two wgmmas of 64 rows");
 typedef enum g2z__finish {
   G2Z__FINISH_PLAIN,             /* the sums, plus a bias if there is one */
   G2Z__FINISH_ADD,               /* the sums plus bias plus `other` */
-  G2Z__FINISH_GELU,              /* GELU of the sums plus bias; its slope goes to `other` */
-  G2Z__FINISH_TIMES,             /* the sums times `other`; also the output's column sums */
+  G2Z__FINISH_GELU,              /* GELU of the sums plus bias; its slopes go to `slopes` */
+  G2Z__FINISH_TIMES,             /* the sums times slopes `other`; also the output's column sums */
   G2Z__FINISH_SOFTMAX            /* exponentials of the sums; also row sums, largest exponents */
 } g2z__finish;
 /* Terms in a block, which is 128 bytes of each row. E is the left operand's type. The right operand
@@ -5287,6 +5340,7 @@ typedef struct g2z__product_data {
   int down, across;              /* tiles per column and per row of the output */
   int stripe;                    /* PRODUCT_STRIPE or SOFTMAX_STRIPE */
   uint8_t *narrow;               /* [N,M] E with GELU and TIMES in 8 bits; or NULL */
+  uint8_t *slopes;               /* with GELU */
 } g2z__product_data;
 
 /* Offsets in dynamic shared memory, and sizes, in bytes. */
@@ -5320,6 +5374,13 @@ static __device__ inline void g2z__stores_commit(void) {
 template <int PENDING>
 static __device__ inline void g2z__stores_have_read(void) {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+/* 16 bytes of shared memory. */
+static __device__ inline void g2z__read_four(uint32_t (&four)[4], uint32_t at) {
+  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(four[0]), "=r"(four[1]), "=r"(four[2]), "=r"(four[3])
+               : "r"(at)
+               : "memory");
 }
 /* Named barriers of `threads` threads: `sync` arrives and waits, `arrive` only arrives. */
 static __device__ inline void g2z__named_sync(int id, int threads) {
@@ -5452,20 +5513,22 @@ struct g2z__product_warp {
 };
 
 /* Loads pieces first ... last - 1 of `other`. Pieces 0 and 1 are the upper and lower half of the
- * tile's first 64 columns, and so on. */
+ * tile's first 64 columns, and so on. A piece of slopes takes half the bytes. */
+template <g2z__finish FINISH>
 static __device__ inline void g2z__product_ask(g2z__product_warp &warp, const CUtensorMap *other,
                                                int first, int last) {
+  constexpr int BYTES = G2Z__PRODUCT_PIECE / (FINISH == G2Z__FINISH_TIMES ? 2 : 1);
 #pragma unroll
   for (int i = first; i < last; i++, warp.asked.next()) {
     if (g2z__lane() != 0) continue;
-    g2z__barrier_expect(warp.other + warp.asked.stage, G2Z__PRODUCT_PIECE);
+    g2z__barrier_expect(warp.other + warp.asked.stage, BYTES);
     g2z__copy_box(warp.staging + (uint32_t)(warp.asked.stage * G2Z__PRODUCT_PIECE), other,
                   warp.column + i / 2 * 64, warp.row + i % 2 * 64, warp.other + warp.asked.stage);
   }
 }
 
-/* Finishes 16 rows of 64 columns: the tile's group `group` of three. `other` is input with ADD and
- * TIMES, the slope with GELU. */
+/* Finishes 16 rows of 64 columns: the tile's group `group` of three. `other` is input with ADD. With
+ * TIMES other[i] has the slopes of the upper (0) and lower (1) 8 rows; with GELU it gets them. */
 template <typename A, typename E, g2z__finish FINISH>
 static __device__ __forceinline__ void
 g2z__product_piece(uint32_t (&out)[4][4], uint32_t (&other)[4][4], float (&sums)[16],
@@ -5498,17 +5561,17 @@ g2z__product_piece(uint32_t (&out)[4][4], uint32_t (&other)[4][4], float (&sums)
 #pragma unroll
     for (int half = 0; half < 2; half++) { /* the upper and lower 8 rows: a pair of each */
       float low = v[2 * half], high = v[2 * half + 1];
-      uint32_t &more = other[n / 2][n % 2 * 2 + half];
+      uint32_t &codes = other[half][n / 2]; /* of two n: 4 slopes */
       if constexpr (FINISH == G2Z__FINISH_ADD) {
-        float2 add = P::unpack(more);
+        float2 add = P::unpack(other[n / 2][n % 2 * 2 + half]);
         low += add.x, high += add.y;
       } else if constexpr (FINISH == G2Z__FINISH_GELU) {
         float slope_low, slope_high;
         low = g2z__k_gelu(low, slope_low), high = g2z__k_gelu(high, slope_high);
-        more = P::pack(slope_low, slope_high);
+        uint32_t two = g2z__slope_codes(slope_low, slope_high);
+        codes = n % 2 ? __byte_perm(codes, two, 0x6420) : two;
       } else if constexpr (FINISH == G2Z__FINISH_TIMES) {
-        float2 by = P::unpack(more);
-        low *= by.x, high *= by.y;
+        low *= g2z__slope_of(codes, n % 2 * 2), high *= g2z__slope_of(codes, n % 2 * 2 + 1);
         sums[2 * n] += low, sums[2 * n + 1] += high;
       }
       out[n / 2][n % 2 * 2 + half] = P::pack(low, high);
@@ -5544,6 +5607,20 @@ static __device__ inline void g2z__product_narrow(const g2z__product_data &x,
   }
 }
 
+/* Stores the slopes of 16 rows of 64 columns: 16 bytes of two rows. */
+static __device__ inline void g2z__product_slopes(const g2z__product_data &x,
+                                                  const uint32_t (&codes)[4][4], int row,
+                                                  int column) {
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    int to = row + half * 8 + g2z__lane() / 4;
+    size_t at = (size_t)to * G2Z_SLOPE_ROW(x.M) + (size_t)(column + g2z__lane() % 4 * 16);
+    const uint32_t(&four)[4] = codes[half];
+    if (to < x.N && column < x.M)
+      *reinterpret_cast<uint4 *>(x.slopes + at) = make_uint4(four[0], four[1], four[2], four[3]);
+  }
+}
+
 /* Finishes both halves of 64 columns of the tile and stores them in `out`. A group's stores are
  * issued together, because the fence before them takes as long for one piece as for four. */
 template <typename A, typename E, g2z__finish FINISH>
@@ -5552,49 +5629,47 @@ g2z__product_columns(const g2z__product_data &x, float (&sums)[16], const float 
                      int group, g2z__product_warp &warp, const CUtensorMap *out,
                      const CUtensorMap *other) {
   constexpr int READS = FINISH == G2Z__FINISH_ADD || FINISH == G2Z__FINISH_TIMES;
-  constexpr int TWO = FINISH == G2Z__FINISH_GELU;
   uint32_t to[2];
   g2z__reader reader = g2z__reader_b_transposed<64>();
 #pragma unroll
   for (int m = 0; m < 2; m++) {
     uint32_t y[4][4], z[4][4];
-    int slot = READS ? warp.used.stage : TWO ? m * 2 : (group * 2 + m) % G2Z__PRODUCT_PIECES;
+    int slot = READS ? warp.used.stage : (group * 2 + m) % G2Z__PRODUCT_PIECES;
     to[m] = warp.staging + (uint32_t)(slot * G2Z__PRODUCT_PIECE);
     if constexpr (READS) {
       g2z__barrier_wait_warp(warp.other + slot, warp.used.phase);
       warp.used.next();
 #pragma unroll
       for (int n = 0; n < 4; n++)
-        g2z__read_b(z[n], g2z__tile_at<64>(to[m], reader, 0, n * 16));
+        if constexpr (FINISH == G2Z__FINISH_ADD)
+          g2z__read_b(z[n], g2z__tile_at<64>(to[m], reader, 0, n * 16));
+        else if (n < 2) g2z__read_four(z[n], to[m] + (uint32_t)(n * 512 + g2z__lane() * 16));
     }
     g2z__product_piece<A, E, FINISH>(y, z, sums, warp.rows[m], c[m], group, warp);
+    if constexpr (FINISH == G2Z__FINISH_GELU)
+      g2z__product_slopes(x, z, warp.row + m * 64, warp.column + group * 64);
     if constexpr (sizeof(E) == 1 && (FINISH == G2Z__FINISH_GELU || FINISH == G2Z__FINISH_TIMES))
       g2z__product_narrow<A, E>(x, y, warp.row + m * 64, warp.column + group * 64);
     if (READS && m == 0 && group == 1) { /* group 0's stores free the slots for group 2 */
       if (g2z__lane() == 0) g2z__stores_have_read<0>();
       __syncwarp();
-      g2z__product_ask(warp, other, 4, 6);
+      g2z__product_ask<FINISH>(warp, other, 4, 6);
     }
     if (!READS && m == 0) { /* group 0 reuses the slots of the last tile's group 2 */
       if (g2z__lane() == 0) {
-        if (TWO || group == 0) g2z__stores_have_read<0>();
+        if (group == 0) g2z__stores_have_read<0>();
         else g2z__stores_have_read<1>();
       }
       __syncwarp();
     }
     g2z__write_a(to[m], 0, y);
-    if (TWO) g2z__write_a(to[m] + G2Z__PRODUCT_PIECE, 0, z);
   }
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   __syncwarp();
   if (g2z__lane() == 0) {
 #pragma unroll
-    for (int m = 0; m < 2; m++) {
+    for (int m = 0; m < 2; m++)
       g2z__store_box(out, warp.column + group * 64, warp.row + m * 64, to[m]);
-      if (TWO)
-        g2z__store_box(other, warp.column + group * 64, warp.row + m * 64,
-                       to[m] + G2Z__PRODUCT_PIECE);
-    }
     g2z__stores_commit();
   }
   __syncwarp();
@@ -5695,7 +5770,7 @@ g2z__product_sum(float (&c)[2][24][4], const g2z__product_data &x, uint32_t shar
   if constexpr (FINISH == G2Z__FINISH_ADD || FINISH == G2Z__FINISH_TIMES) {
     if (g2z__lane() == 0) g2z__stores_have_read<0>();
     __syncwarp();
-    g2z__product_ask(warp, other, 0, G2Z__PRODUCT_PIECES);
+    g2z__product_ask<FINISH>(warp, other, 0, G2Z__PRODUCT_PIECES);
   }
   for (int k = 1; k < blocks; k++) {
     g2z__barrier_wait_warp(barriers->full + ring.stage, ring.phase);
@@ -5768,16 +5843,17 @@ g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *s
  *   right  [K,M] E in   BY_COLUMNS, as tiles of 64 x 64; [M,K] BY_ROWS, as tiles of 192 x 128
  *                       bytes, e4m3 when E is e5m2
  *   out    [N,M] A out  as tiles of 16 x 64
- *   other  [N,M] A      in with ADD and TIMES, out with GELU; with ADD it may be `out`
+ *   other  [N,M]        in: A with ADD, which may be `out`; slopes with TIMES
  *   x      sums         [ceil(N/128),M] f32 out with TIMES: of the numbers before their rounding
  *          rows         in and out with SOFTMAX, see g2z__softmax_rows
  *          narrow       out, with GELU and TIMES in 8 bits
+ *          slopes       out, with GELU
  * Math    f32 accumulation, but 8-bit products keep 14 bits; M and K are multiples of 8
  * Launch  one block of 384 threads per multiprocessor; 225 KB of shared memory. The loading
  *         warpgroup has 24 registers per thread, the others 240
  * Cost    2NKM flops: N=32768, K=768, M=3072 is 155 GFLOP. Plain products take about as long as
  *         cuBLASLt's. Products with an epilogue gain, because its instructions run during the other
- *         warpgroup's products: 12 per element with GELU, 4 with TIMES, 5 with SOFTMAX, at 4 cycles
+ *         warpgroup's products: 13 per element with GELU, 5 with TIMES, 5 with SOFTMAX, at 4 cycles
  *         each while wgmma takes the registers' ports
  * Order   k upwards; bitwise repeatable
  * Oracle  g2z__cpu_linear_fwd, g2z__cpu_linear_bwd_data; test cuda_products. For SOFTMAX:
@@ -5894,14 +5970,20 @@ static g2z_status g2z__hopper_product_run(g2z_device *device, const g2z__lt_key 
     G2Z_TRY(g2z__product_map(device, &right, type, on->a, M, K, key->ld_a, G2Z__PRODUCT_COLUMNS));
   else G2Z_TRY(g2z__product_map(device, &right, type, on->a, K, M, key->ld_a, 64));
   G2Z_TRY(g2z__product_map(device, &out, type_d, on->d, N, M, key->ld_d, 16));
-  const void *beside = on->c ? on->c : on->slope ? on->slope : on->d;
-  G2Z_TRY(g2z__product_map(device, &other, type_d, beside, N, M, key->ld_d, 16));
+  cuuint64_t sizes[2] = {G2Z_SLOPE_ROW(M), (cuuint64_t)N};
+  cuuint32_t box[2] = {64, 16};
+  if (!on->slope)
+    G2Z_TRY(g2z__product_map(device, &other, type_d, on->c ? on->c : on->d, N, M, key->ld_d, 16));
+  else
+    G2Z_TRY(g2z__tensor_map(device, &other, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, on->slope, sizes,
+                            sizes, box, CU_TENSOR_MAP_SWIZZLE_NONE));
   g2z__product_data x;
   memset(&x, 0, sizeof x);
   x.bias = on->bias;
   x.sums = on->sums;
   x.rows = on->rows;
   x.narrow = (uint8_t *)on->narrow;
+  x.slopes = (uint8_t *)on->slope;
   x.N = N, x.K = K, x.M = M;
   x.down = x.slabs = (int)g2z__blocks((size_t)N, G2Z__PRODUCT_ROWS);
   x.across = (int)g2z__blocks((size_t)M, G2Z__PRODUCT_COLUMNS);

@@ -56,6 +56,8 @@
   X(linear_row, OP_LINEAR, IN_GOLDEN, "a product leaves the last row as it was")                   \
   X(linear_mask, OP_LINEAR, IN_DROPOUT, "a projection drops other elements than backward")         \
   X(gelu_slope, OP_LINEAR, IN_GOLDEN, "the last row's GELU has slope zero")                        \
+  X(gelu_column, OP_LINEAR, TESTS("golden_gradients", ""),                                         \
+    "the first GELU has the slope of its neighbour")                                               \
   X(data_slope, OP_LINEAR, IN_SLOPE, "backward leaves GELU's slope out")                           \
   X(data_fp8, OP_NONE, TESTS("ops_linear fp8", "(fp16) cuda_linear cuda_fp8"),                     \
     "a data gradient rounds nothing to 8 bits")                                                    \
@@ -309,8 +311,12 @@ static g2z_status mutant_linear_fwd(g2z_device *device, void *y, void *narrow_y,
   if (IS(device, linear_fp8)) narrow_x = NULL;
   G2Z_TRY(RIGHT(device)->linear_fwd(device, y, narrow_y, slope, x, narrow_x, w, bias, residual,
                                      dropout, N, K, O));
+  if (!slope) return G2Z_OK;
+  int half = mutant_bytes(device, device->dtype) == 2; /* slopes of a byte */
+  size_t each = half ? 1 : sizeof(float), row = half ? G2Z_SLOPE_ROW(o) : o * each;
   if (IS(device, gelu_slope))
-    return mutant_zero(device, device->dtype, slope, 1, 0, ((size_t)N - 1) * o, o);
+    return RIGHT(device)->zero(device, (char *)slope + ((size_t)N - 1) * row, row);
+  if (IS(device, gelu_column)) return mutant_copy(device, slope, (char *)slope + each, each);
   return G2Z_OK;
 }
 

@@ -511,11 +511,17 @@ static void ops_linear_forward(ops_env *e, const int *shape) {
     slopes[i] = ops_gelu_slope(input);
     slope_size[i] = 1 + (known ? 0 : size[i]);
   }
-  double input_error = known ? 0 : ops_walk(I);
+  double input_error = known ? 0 : ops_walk(I), roundings = 60 + input_error;
+  int no_codes = 0;
   memset(y, 0, (size_t)n * sizeof *y);
   OPS_RUN(e, linear_fwd, y, NULL, slope, x, narrow, w, bias, NULL, NULL, N, I, O);
   ops_expect(e, "its gelu", y, more, known ? NULL : size, n, e->dtype, 60 + 2 * input_error);
-  ops_expect(e, "its slope", slope, slopes, slope_size, n, e->dtype, 60 + input_error);
+  for (int i = 0; !known && i < n; i++) { /* off by half a code; and 1 is 1.0002 */
+    no_codes += slope[i] != rintf(202 * slope[i]) * (649 / 131072.0f);
+    slope_size[i] += ldexp(0.5 / 202 + 0.0003, 24) / roundings;
+  }
+  CHECK(e->t, no_codes == 0);
+  ops_expect(e, "its slope", slope, slopes, slope_size, n, G2Z_FP32, roundings);
 
   for (int i = 0; i < n; i++) size[i] += fabs((double)residual[i]);
   for (int drop = 0; drop < 2; drop++) { /* N / 2 rows per sequence; an odd N begins a third */
