@@ -48,4 +48,5 @@ trap 'exit 143' TERM
 "$train" --init-from "$weights" --vocab "$vocab" --train "$out/data_train_*.bin" \
   --batch 1 ${length:+"$length"} --lr 3e-5 --run-dir "$out/run" \
   --save-weights "$out/weights" --sample-tokens 0 "$@"
+echo "These commands are for ./train. To tune further: $0 $out/weights DATA.jsonl $out-2 PROMPT"
 "$train" --init-from "$out/weights" --prompt "$prompt" --temperature 0 --run-dir none

@@ -138,7 +138,7 @@ G2Z_API void g2z_summary_page(const g2z_summary *summary, g2z_page *page);
   X(scaling,    "the same work on 1, 2, 4, ... ranks: speed-up and efficiency")    \
   X(buckets,    "sizes of gradient buckets: how much communication stays exposed") \
   X(matrix,     "ZeRO stages by precision: throughput, memory, utilisation")       \
-  X(strategies, "dp and the ZeRO stages on 1, 2 and 4 ranks")                      \
+  X(strategies, "dp and the ZeRO stages on 1, 2, ... ranks")                       \
   X(comm,       "compares each collective with a plain copy")                      \
   X(report,     "DIR...: writes report.html, a page about experiments and runs")   \
   X(profile,    "DIR...: lists what took most time in profiled runs")              \
@@ -712,7 +712,7 @@ static int g2zx_flags_of(g2z_bench *o, g2z_flag flags[G2ZX_FLAGS]) {
            "instead of --steps: tokens to train on, over all ranks"),
       COUNT(point, "warmup", warmup, 0, 1000000, "steps before the timed ones"),
       COUNT(point, "val-steps", val_steps, 1, 1000000,
-            "batches of the validation at the end; without it there is none"),
+            "batches of the validation at the end"),
       COUNT(sweeps, "repeats", repeats, 1, G2Z_REPEATS,
             "runs of each point; a round runs every point once"),
       FLAG(train | comm, "device", CHOICE, o->device, 0, 0, G2Z_DEVICE_LIST(G2Z_LIST_WORD),

@@ -402,9 +402,14 @@ static g2z_status g2zg_flag_set(g2z_services *services, const g2z_flag *flag, co
   } else if (whole) number = (double)(integer = strtoll(text, &end, 10));
   else number = strtod(text, &end);
   int space = text[0] == ' ' || (text[0] >= '\t' && text[0] <= '\r'); /* strtoll skips these */
-  if (end == text || *end || space)
+  if (end == text || *end || space) {
+    char near[32] = "0.5, or 5e-1"; /* for a whole number: the nearest that is allowed */
+    number = fmax(strtod(text, NULL), flag->minimum);
+    if (flag->kind != G2Z_FLAG_UINT64) number = fmin(number, flag->maximum);
+    if (whole) snprintf(near, sizeof near, "%.0f", fmin(number, 9e15));
     G2Z_REFUSE(services, "--%s %.80s: not %s; write --%s %s", flag->name, g2zg_shown(text), whole ?
-               "a whole number" : "a number", flag->name, whole ? "12" : "0.5, or 5e-1");
+               "a whole number" : "a number", flag->name, near);
+  }
   if (whole && errno == ERANGE) in_range = 0;
   if (flag->kind != G2Z_FLAG_UINT64) /* a NaN is out of range, too */
     in_range = in_range && number >= flag->minimum && number <= flag->maximum;

@@ -1027,13 +1027,17 @@ static g2z_status g2zr_finish(g2z_run *run) {
                run->sum.target_step, run->sum.target_tokens, now);
     } else if (target > 0) G2ZR_SAY(run, "target loss %g: not reached", target);
     if (run_dir) G2ZR_SAY(run, "curves: %s/report.html", run_dir);
-    if (run_dir && run->config.keep_best && !isnan(run->sum.best_step)) {
-      if (g2zr_comparable(run) && run->kept.best_val_loss <= run->sum.best_val_loss)
+    if (run_dir && !isnan(run->sum.best_step)) {
+      const int known = g2zr_comparable(run), keeps = run->config.keep_best;
+      if (keeps && known && run->kept.best_val_loss <= run->sum.best_val_loss)
         G2ZR_SAY(run, "best weights: %s/best, of step %.0f, validation loss %.4f", run_dir,
                  run->kept.best_step, run->kept.best_val_loss);
-      else
+      else if (keeps)
         G2ZR_SAY(run, "best weights: not in %s/best; the lowest loss is of step %.0f", run_dir,
                  run->sum.best_step);
+      else if (known && run->kept.best_val_loss > run->sum.best_val_loss)
+        G2ZR_SAY(run, "%s/best holds step %.0f, validation loss %.4f: --keep-best was not given "
+                 "since", run_dir, run->kept.best_step, run->kept.best_val_loss);
     }
   }
   if (reports && saved) {
@@ -1207,12 +1211,14 @@ static g2z_status g2zr_restore(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* Rank 0: reads the note of the weights in best. Without a whole note, their loss is unknown. If a
- * kill came while better ones took their place, they are in best.partial, and best is empty. */
+/* Rank 0: reads the note of the weights in best. Without a whole note and model.safetensors, their
+ * loss is unknown. If a kill came while better ones took their place, they are in best.partial, and
+ * best is empty. */
 static void g2zr_restore_kept(g2z_run *run) {
   const g2z_path best = g2zr_in(run, "best");
   g2z_path path = g2zr_in(run, "best.partial");
   g2z_object object;
+  struct stat info;
   rename(path.text, best.text);
   snprintf(path.text, sizeof path.text, "%s/best/note.json", run->config.run_dir);
   if (access(path.text, F_OK) != 0) return;
@@ -1221,9 +1227,14 @@ static void g2zr_restore_kept(g2z_run *run) {
     status = g2zr_get_doubles(&object, "totals.", g2zr_total_names, (double *)&run->kept,
                               G2Z_COUNT(g2zr_total_names));
   g2z_object_free(&object);
+  snprintf(path.text, sizeof path.text, "%s/best/model.safetensors", run->config.run_dir);
+  const size_t least = 4 * run->trainer->plan->parameters; /* always fp32 */
+  if (status == G2Z_OK && (stat(path.text, &info) != 0 || (uint64_t)info.st_size <= least))
+    status = g2z_fail(run->services, G2Z_FORMAT, "%.1000s is missing or was cut", path.text);
   if (status == G2Z_OK) return;
   memset(&run->kept, 0, sizeof run->kept);
   run->kept.val_data = NAN;
+  if (!run->config.keep_best) return;
   g2z_log(run->services, G2Z_LOG_WARNING, "%s. The next best weights move %s/best aside",
           run->services->error, run->config.run_dir);
 }
@@ -1492,7 +1503,7 @@ static void g2zr_introduce(g2z_run *run) {
     g2z_log(run->services, G2Z_LOG_WARNING, "the validation tokens changed since the checkpoint: "
             "the lowest loss so far, %.4f of step %.0f, belongs to the old tokens. A new "
             "comparison begins", run->sum.best_val_loss, run->sum.best_step);
-  else if (run->kept.best_step > (double)run->resumed)
+  else if (run->config.keep_best && run->kept.best_step > (double)run->resumed)
     G2ZR_SAY(run, "%s/best keeps the weights of step %.0f until a validation finds less than their "
              "loss, %.4f", run->config.run_dir, run->kept.best_step, run->kept.best_val_loss);
   if (run->config.run_dir) G2ZR_SAY(run, "run directory: %s", run->config.run_dir);
@@ -1689,13 +1700,17 @@ static g2z_status g2zr_open_files(g2z_run *run) {
     if (!own) G2Z_TRY(g2zr_check_model(run, weights, "--save-weights"));
     char home[PATH_MAX] = "";
     if (run_dir && !realpath(run_dir, home)) home[0] = 0;
-    const char *name = strrchr(run->weights, '/');
-    const size_t above = (size_t)(name - run->weights);
-    G2Z_TRY(g2zr_has(run->services, run->weights, "../metrics.jsonl", &there));
-    there |= strlen(home) == above && strncmp(home, run->weights, above) == 0;
-    if (there && (strcmp(name, "/best") == 0 || strncmp(name, "/step-", 6) == 0))
-      G2Z_REFUSE(run->services, "--save-weights %.400s is a name for a run's checkpoint or best "
-                 "weights: name another directory, such as RUN_DIR/weights", weights);
+    char path[PATH_MAX]; /* a run directory keeps some names for itself, and all that is below */
+    snprintf(path, sizeof path, "%s", run->weights);
+    for (char *name; strcmp(path, home) != 0 && (name = strrchr(path, '/')) != NULL;) {
+      *name++ = 0;
+      G2Z_TRY(g2zr_has(run->services, path, "metrics.jsonl", &there));
+      there |= run_dir && strcmp(path, home) == 0;
+      if (there && (strcmp(name, "best") == 0 || strncmp(name, "step-", 5) == 0 ||
+                    strcmp(name, "metrics.jsonl") == 0 || strcmp(name, "train.log") == 0))
+        G2Z_REFUSE(run->services, "--save-weights %.400s: a run directory keeps the name %s for "
+                   "itself: name another directory, such as RUN_DIR/weights", weights, name);
+    }
     if (strcmp(home, run->weights) != 0) /* that lock is there already */
       G2Z_TRY(g2z_lock_directory(run->services, weights, &run->weights_lock));
   }
@@ -1704,7 +1719,13 @@ static g2z_status g2zr_open_files(g2z_run *run) {
     G2Z_TRY(g2zr_check_model(run, g2zr_in(run, "best").text, "--run-dir"));
   G2Z_TRY(g2z_make_directory(run->services, run_dir));
   G2Z_TRY(g2zr_lock(run));
-  if (run->config.keep_best) G2Z_TRY(g2zr_try_weights(run, g2zr_in(run, "best").text));
+  const g2z_path best = g2zr_in(run, "best");
+  struct stat info;
+  G2Z_TRY(g2z_is_there(run->services, best.text, &there));
+  if (run->config.keep_best && there && (stat(best.text, &info) != 0 || !S_ISDIR(info.st_mode)))
+    G2Z_REFUSE(run->services, "%.400s is not a directory, but --keep-best writes one of this name: "
+               "remove or rename it", best.text);
+  if (run->config.keep_best) G2Z_TRY(g2zr_try_weights(run, best.text));
   g2zr_stream *const logs[] = {&run->metrics, &run->log};
   G2Z_TRY(g2zr_stream_open(run, &run->metrics, "metrics.jsonl", run->sum.metrics_bytes));
   G2Z_TRY(g2zr_stream_open(run, &run->log, "train.log", run->sum.log_bytes));
@@ -2005,7 +2026,7 @@ static g2z_status g2zr_open(g2z_run *run) {
   run->kept.val_data = NAN;
   sum->best_val_loss = sum->best_loss = sum->best_step = sum->target_step = NAN;
   sum->target_tokens = sum->target_s = NAN;
-  const int own = run->found.own, kept = own && config.keep_best && run->context->rank == 0;
+  const int own = run->found.own, kept = own && run->context->rank == 0;
   status = own && run->from.note ? g2zr_restore(run) : g2zr_begin_epoch(run, 0);
   if (status == G2Z_OK && kept) g2zr_restore_kept(run);
   G2Z_TRY(g2zr_agree(run, status));
@@ -2417,8 +2438,9 @@ static g2z_status g2zr_retire_best(g2z_run *run, const char *old, int removes) {
   if (removes) g2zr_remove_checkpoint(old);
   if (rmdir(old) == 0 || errno == ENOENT) return G2Z_OK;
   for (int i = 2; access(aside.text, F_OK) == 0; i++) aside = g2z_path_in(run_dir, "best-%d", i);
-  G2ZR_SAY(run, "%s/best moves to %s: its loss was not measured over the same tokens as step %"
-           PRId64 "'s, or it has other files", run_dir, aside.text, run->step);
+  G2ZR_SAY(run, "%s/best moves to %s: %s", run_dir, aside.text, removes ? "it has other files" :
+           isnan(run->kept.val_data) ? "its loss is not known" : "its loss was measured over other "
+           "validation tokens");
   return rename(old, aside.text) == 0 ? G2Z_OK
                                       : g2z_fail_file(run->services, errno, "rename", old);
 }
@@ -2634,7 +2656,8 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   FLAG("hang-timeout", FLOAT, hang_timeout, 0, 1e6, "S",                                          \
        "seconds without progress before a rank counts as hung; 0: never")                         \
   GROUP("Validation and samples")                                                                 \
-  STEPS("val-every", run.val_every, "steps between validations [an epoch]")                       \
+  STEPS("val-every", run.val_every,                                                               \
+        "steps between validations, which also follow each epoch and the last step [an epoch]")   \
   STEPS("val-steps", run.val_steps, "batches of one validation [all]")                            \
   STEPS("max-val-steps", run.max_val_steps, "upper limit of --val-steps")                         \
   STEPS("patience", run.patience, "end after N validations in a row without a new lowest loss")   \
@@ -2656,7 +2679,8 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   SWITCH("save-epochs", run.save_epochs, "save at the end of each epoch")                         \
   FLAG("keep", INT, run.keep, 0, 2147483647, "N", "number of checkpoints to keep; 0: all")        \
   SWITCH("keep-best", run.keep_best,                                                              \
-         "also keep the checkpoint of the lowest validation loss; its weights in RUN_DIR/best")   \
+         "also keep the checkpoint of the lowest validation loss, its weights in RUN_DIR/best; "  \
+         "with --save-every but no --keep, earlier ones stay")                                    \
   PLAIN("resume", TEXT, run.resume, "latest|DIR",                                                 \
        "continue from a checkpoint: DIR, or the newest in --run-dir")                             \
   GROUP("Results")                                                                                \
@@ -2831,6 +2855,7 @@ static g2z_status g2zr_check_shards(g2z_services *services, const g2z_run_option
                                     const char *flag, const char *given) {
   const char *vocab = o->run.vocab;
   char words[2][400], pattern[4096], path[400] = "";
+  int shards = 0;
   struct stat info;
   glob_t found;
   snprintf(pattern, sizeof pattern, "%s", given ? given : "");
@@ -2839,13 +2864,19 @@ static g2z_status g2zr_check_shards(g2z_services *services, const g2z_run_option
     *colon = 0; /* a weight */
   /* A name that is no pattern, or that matches no file, is returned as it is. */
   if (!given || glob(pattern, GLOB_NOSORT | GLOB_NOCHECK, NULL, &found) != 0) return G2Z_OK;
-  for (size_t i = 0; i < found.gl_pathc && !path[0]; i++) {
+  for (size_t i = 0; i < found.gl_pathc; i++) {
     const char *one = found.gl_pathv[i], *end = strrchr(one, '.');
-    if (!(end && strcmp(end, ".bin") == 0) && stat(one, &info) == 0 && S_ISREG(info.st_mode))
+    const int named = end && strcmp(end, ".bin") == 0;
+    shards |= named;
+    if (!path[0] && !named && stat(one, &info) == 0 && S_ISREG(info.st_mode))
       snprintf(path, sizeof path, "%s", one);
   }
   globfree(&found);
   if (!path[0]) return G2Z_OK;
+  snprintf(words[0], sizeof words[0], "%.*s*.bin", (int)strcspn(pattern, "*?["), pattern);
+  if (shards)
+    G2Z_REFUSE(services, "%s %.200s also matches %.200s, which is no .bin file: narrow the pattern "
+               "to %s", flag, given, path, g2z_shell_word(words[0], words[1], sizeof words[1]));
   g2z_shell_word(path, words[1], sizeof words[1]);
   G2Z_REFUSE(services, "%s %.200s: the name of token shards ends in .bin. If it holds tokens, "
              "rename it: mv %s %s.bin. To make shards of text, data/NAME_train_*.bin%s: "

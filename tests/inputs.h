@@ -134,6 +134,8 @@ static const struct { const char *command; int code; const char *sentence; } inp
      "ends in .bin. If it holds tokens, rename it: mv tokens tokens.bin. To make shards of text"},
     {"$T --train tokens:2 --vocab a.bpe", 1, "mv tokens tokens.bin. "},
     {"$T --val \"toke*\" --vocab a.bpe", 1, "mv tokens tokens.bin. "},
+    {"$T --train \"a*n:2\" --vocab a.bpe; cp tokens a-n; $T --train \"a*n:2\" --vocab a.bpe", 1,
+     "a*n:2 also matches a-n, which~narrow the pattern to 'a*.bin'"},
     {"mv tokens t.bin.1; $T --train t.bin.1 --vocab a.bpe", 1, "mv t.bin.1 t.bin.1.bin. "},
     {"$A --vocab-size 257", 1, "a-train.bin~ than the vocabulary of 256 bytes: give"},
     {"$T --train \"?-train.bin\" --vocab a.bpe", 1, "a-train.bin and b-train.bin~: narrow"},

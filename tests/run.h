@@ -457,15 +457,18 @@ static void test_flags(g2z_test *t) {
       {"-number", "unexpected flag -number: type --number N"},
       {"--n_layer=1", "unexpected flag --n_layer: program --help lists all flags"},
       {"--number", "--number needs a value: --number N"},
-      {"--number=", "not a whole number"},      {"--number=12x", "12x: not a whole number"},
-      {"--number= 12", "not a whole number"},   {"--number=0", "must be from 1 to 100"},
-      {"--number=-5", "must be from 1 to 100"}, {"--number=1e1", "not a whole number"},
+      {"--number=", "not a whole number; write --number 1"},
+      {"--number=12x", "12x: not a whole number; write --number 12"},
+      {"--number= 12", "write --number 12"},    {"--number=0", "must be from 1 to 100"},
+      {"--number=-5", "must be from 1 to 100"}, {"--number=2.6", "write --number 3"},
       {"--number=99999999999999999999", "must be from 1 to 100"},
       {"--big-number=9223372036854775808", "must be from 0 to 9223372036854775807"},
       {"--seed=-1", "must be from 0 to 18446744073709551615"},
       {"--seed=18446744073709551616", "must be from 0 to"},
       {"--real=nan", "must be from 0 to 1"},    {"--real=1e999", "must be from 0 to 1"},
-      {"--real=0.5.5", "not a number"},         {"--choice=gpu", "must be one of cpu|cuda"},
+      {"--number=1e1", "write --number 10"},
+      {"--number=1e30", "write --number 100"},  {"--seed=1e1", "write --seed 10"},
+      {"--real=0.5.5", "0.5, or 5e-1"},         {"--choice=gpu", "must be one of cpu|cuda"},
       {"--choice=", "must be one of"},          {"--on=1", "takes no value"},
       {"-n", "unexpected flag -n: program"},
       {"stray", "unexpected argument \"stray\": put"}};
@@ -1060,7 +1063,8 @@ static void test_example_finetune(g2z_test *t) {
       {TUNE "$D/bare $D/d.jsonl $D/new '7>'", 1, {"bare has neither merges.txt nor "}},
       {TUNE "$D/w $D/text.jsonl $D/new '7>'", 1, {"line 1: no text in a field \"prompt\""}},
       {TUNE "$D/w $D/d.jsonl $D/new2 '7>' --colour x", 1, {"unexpected flag --colour"}},
-      {TUNE "$D/w $D/d.jsonl $D/new3 '7>' --steps 5", 0, {"step 5/5 | ", "\n7>"}},
+      {TUNE "$D/w $D/d.jsonl $D/new3 '7>' --steps 5", 0,
+       {"step 5/5 | ", "\n7>", "new3/weights DATA.jsonl "}},
       {TUNE "$D/w $D/d.jsonl $D/new4 '7>' --steps=6", 0, {"step 6/6 | ", "\n7>"}},
       {TUNE "$D/w $D/d.jsonl $D/new5 '7>' --max-train-steps 7", 0, {"step 7/7 | ", "\n7>"}},
       {TUNE "$D/w $D/d.jsonl $D/new6 '7>' --steps 5 --epochs 1", 1, {"both set the length"}},
@@ -1817,15 +1821,15 @@ static int test_train_paste(g2z_test *t, const char *command, const char *text, 
  * to others, name weights that nobody kept, compare losses of different tokens in silence. */
 static void test_train_best_honest(g2z_test *t) {
 #define OLD_BEST "--keep-best --lr 0 --save-every 8" /* step 4 is the best, step 8 the last */
-#define BAD_NOTE(n, damage)                                                                      \
-  {"true", "--keep-best", "--keep-best $(cd %s/h" n "/best; " damage ")", 1, 0,                 \
-   "/best/note.json", "not in", "ls h" n "/best-1/model.safetensors h" n "/best/note.json"}
+#define BAD_BEST(n, file, damage)                                                                \
+  {"true", "--keep-best", "--keep-best $(cd %s/h" n "/best; " damage file ")", 1, 0,            \
+   "/best/" file, "not in", "ls h" n "/best-1/model.safetensors h" n "/best/note.json"}
   static const struct {
     const char *before, *first, *second; /* flags of two starts; first "": only one */
     int world, code;
     const char *says, *not_says, *after;
   } cases[] = {
-      {"mkdir h0 && echo mine > h0/best", "", "--keep-best", 1, 1, "h0/best: File exists", "step 1",
+      {"mkdir h0 && echo mine > h0/best", "", "--keep-best", 1, 1, "remove or rename it", "step 1",
        "grep mine h0/best && ! ls h0/metrics.jsonl"},
       {"true", "", "--keep-best --save-weights %s/h1/best", 1, 1, "such as ", "step 1",
        "! ls h1/best"},
@@ -1868,10 +1872,19 @@ static void test_train_best_honest(g2z_test *t) {
       {"mkdir h15 && touch h15/step-000004.best.partial", "", "--keep-best", 2, 1, "rank 0: cannot",
        "rank 0: rank 0", "! ls h15/best/model.safetensors"},
       /* A damaged note of the best weights stops no resume. */
-      BAD_NOTE("16", ": > note.json"), BAD_NOTE("17", "truncate -s 200 note.json"),
-      BAD_NOTE("18", "sed -i 's/\\(best_val_loss\": \"\\)[^\"]*/\\1abc/' note.json"),
-      BAD_NOTE("19", "rm note.json; mkdir note.json")};
-#undef BAD_NOTE
+      BAD_BEST("16", "note.json", ": > "), BAD_BEST("17", "note.json", "truncate -s 200 "),
+      BAD_BEST("18", "note.json", "sed -i 's/\\(best_val_loss\": \"\\)[^\"]*/\\1abc/' "),
+      BAD_BEST("19", "note.json", "rm note.json; mkdir "),
+      BAD_BEST("20", "model.safetensors", "truncate -s 9999 "),
+      /* Best weights that a run without --keep-best left behind; a link to nothing. */
+      {"true", OLD_BEST, "", 1, 0, "h21/best holds step 4, validation loss ", "not in", "true"},
+      {"true", OLD_BEST, "--keep-best $(cd %s/h22; rm -r best; ln -s none best)", 1, 1,
+       "h22/best is not a directory, but --keep-best ", "step 9", "! ls h22/none"},
+      {"true", "", "--keep-best --save-weights %s/h23/best/x", 1, 1, "keeps the name best for ",
+       "step 1", "! ls h23/best"},
+      {"true", "", "--save-weights %s/h24/metrics.jsonl", 1, 1, "the name metrics.jsonl for ",
+       "step 1", "! ls h24/metrics.jsonl"}};
+#undef BAD_BEST
 #undef OLD_BEST
   static char output[16384], command[4096];
   for (int i = 0; i < (int)(sizeof cases / sizeof *cases); i++) {
