@@ -1678,11 +1678,33 @@ static g2z_status g2zr_try_weights(g2z_run *run, const char *directory) {
   return G2Z_OK;
 }
 
-/* Rank 0: opens the logs. If the run continues, they are cut to their state at the checkpoint. */
+/* The full path, without links, of a directory that may not exist yet. */
+static g2z_status g2zr_full_path(g2z_services *services, const char *directory,
+                                 char path[PATH_MAX]) {
+  char found[PATH_MAX];
+  if (!realpath(*directory == '/' ? "/" : ".", path))
+    return g2z_fail_file(services, errno, "find the path of", directory);
+  for (const char *name = directory; *(name += strspn(name, "/")); name += strcspn(name, "/")) {
+    const size_t bytes = strcspn(name, "/"), length = path[1] ? strlen(path) : 0;
+    if (length + bytes + 2 > PATH_MAX)
+      return g2z_fail_file(services, ENAMETOOLONG, "find the path of", directory);
+    snprintf(path + length, PATH_MAX - length, "/%.*s", (int)bytes, name);
+    if (realpath(path, found)) memcpy(path, found, strlen(found) + 1);
+    else if (strcmp(path + length, "/.") == 0) path[length] = 0; /* of a directory to be made */
+    else if (strcmp(path + length, "/..") == 0) path[length] = 0, *strrchr(path, '/') = 0;
+  }
+  return G2Z_OK;
+}
+
+/* Rank 0: makes the directories and opens the logs. If the run continues, the logs are cut to
+ * their state at the checkpoint. What can be refused is refused before anything is written. */
 static g2z_status g2zr_open_files(g2z_run *run) {
   const char *weights = run->config.save_weights, *run_dir = run->config.run_dir;
+  char home[PATH_MAX] = "", path[PATH_MAX];
+  struct stat info;
   int there;
   if (run->context->rank != 0) return G2Z_OK;
+  if (run_dir) G2Z_TRY(g2zr_full_path(run->services, run_dir, home));
   /* A model in save_weights is replaced only by the run that wrote it. A run recognises its own
    * model by its directory, or by the name in its checkpoint. */
   if (weights) {
@@ -1691,17 +1713,12 @@ static g2z_status g2zr_open_files(g2z_run *run) {
     if (there)
       G2Z_REFUSE(run->services, "--save-weights %.400s is a checkpoint, whose weights belong to "
                  "its other files: name another directory", weights);
-    G2Z_TRY(g2zr_try_weights(run, weights));
-    if (!realpath(weights, run->weights))
-      return g2z_fail_file(run->services, errno, "find the path of", weights);
+    G2Z_TRY(g2zr_full_path(run->services, weights, path));
     int own = run->found.continues && strncmp(weights, run_dir, length) == 0 &&
               weights[length] == '/';
-    own |= run->found.own && strcmp(run->weights, run->weights_before) == 0;
+    own |= run->found.own && strcmp(path, run->weights_before) == 0;
     if (!own) G2Z_TRY(g2zr_check_model(run, weights, "--save-weights"));
-    char home[PATH_MAX] = "";
-    if (run_dir && !realpath(run_dir, home)) home[0] = 0;
-    char path[PATH_MAX]; /* a run directory keeps some names for itself, and all that is below */
-    snprintf(path, sizeof path, "%s", run->weights);
+    /* A run directory keeps some names for itself, and all that is below. */
     for (char *name; strcmp(path, home) != 0 && (name = strrchr(path, '/')) != NULL;) {
       *name++ = 0;
       G2Z_TRY(g2zr_has(run->services, path, "metrics.jsonl", &there));
@@ -1711,21 +1728,26 @@ static g2z_status g2zr_open_files(g2z_run *run) {
         G2Z_REFUSE(run->services, "--save-weights %.400s: a run directory keeps the name %s for "
                    "itself: name another directory, such as RUN_DIR/weights", weights, name);
     }
+  }
+  if (run->config.keep_best) {
+    const g2z_path best = g2zr_in(run, "best");
+    if (!run->found.continues) G2Z_TRY(g2zr_check_model(run, best.text, "--run-dir"));
+    G2Z_TRY(g2z_is_there(run->services, best.text, &there));
+    if (there && (stat(best.text, &info) != 0 || !S_ISDIR(info.st_mode)))
+      G2Z_REFUSE(run->services, "%.400s is not a directory, but --keep-best writes one of this "
+                 "name: remove or rename it", best.text);
+  }
+  if (weights) {
+    G2Z_TRY(g2zr_try_weights(run, weights));
+    if (!realpath(weights, run->weights))
+      return g2z_fail_file(run->services, errno, "find the path of", weights);
     if (strcmp(home, run->weights) != 0) /* that lock is there already */
       G2Z_TRY(g2z_lock_directory(run->services, weights, &run->weights_lock));
   }
   if (!run_dir) return G2Z_OK;
-  if (run->config.keep_best && !run->found.continues)
-    G2Z_TRY(g2zr_check_model(run, g2zr_in(run, "best").text, "--run-dir"));
   G2Z_TRY(g2z_make_directory(run->services, run_dir));
   G2Z_TRY(g2zr_lock(run));
-  const g2z_path best = g2zr_in(run, "best");
-  struct stat info;
-  G2Z_TRY(g2z_is_there(run->services, best.text, &there));
-  if (run->config.keep_best && there && (stat(best.text, &info) != 0 || !S_ISDIR(info.st_mode)))
-    G2Z_REFUSE(run->services, "%.400s is not a directory, but --keep-best writes one of this name: "
-               "remove or rename it", best.text);
-  if (run->config.keep_best) G2Z_TRY(g2zr_try_weights(run, best.text));
+  if (run->config.keep_best) G2Z_TRY(g2zr_try_weights(run, g2zr_in(run, "best").text));
   g2zr_stream *const logs[] = {&run->metrics, &run->log};
   G2Z_TRY(g2zr_stream_open(run, &run->metrics, "metrics.jsonl", run->sum.metrics_bytes));
   G2Z_TRY(g2zr_stream_open(run, &run->log, "train.log", run->sum.log_bytes));
@@ -1739,7 +1761,6 @@ static g2z_status g2zr_open_files(g2z_run *run) {
   if (!run->resume || run->found.own) return G2Z_OK;
   /* The run starts from another run's checkpoint. --resume latest uses that checkpoint until the
    * run has its own. */
-  char path[PATH_MAX];
   if (!realpath(run->resume, path))
     return g2z_fail_file(run->services, errno, "find the path of", run->resume);
   return g2zr_write_text(run, G2ZR_ORIGIN, path);
