@@ -4562,12 +4562,13 @@ G2Z__PRIVATE g2z_status g2z__shard_check(g2z_services *services, g2z__shard *sha
                                (head[printable] >= '\t' && head[printable] <= '\r')))
       printable++;
     if (printable == got && got >= 64)
-      return g2z_fail(services, G2Z_FORMAT,
-                      "%s holds text, not tokens: make shards of it with prepare_data", path);
+      return g2z_fail(services, G2Z_FORMAT, "%s holds text, not tokens: make shards of it with "
+                      "./prepare_data --vocab FILE --out DIR TEXT", path);
     if (shard->bytes % 2)
-      return g2z_fail(services, G2Z_FORMAT, "%s has no shard header and an odd size of %" PRIu64 " "
-                      "bytes, so it does not hold uint16 tokens: check that it is the right file, "
-                      "complete", path, shard->bytes);
+      return g2z_fail(services, G2Z_FORMAT, "%s has no shard header and %" PRIu64 " bytes, an odd "
+                      "number, but a token takes 2: it was cut or holds no tokens. Copy it again, "
+                      "or make shards with ./prepare_data --vocab FILE --out DIR TEXT", path,
+                      shard->bytes);
   }
   if (!old_bytes || (old_bytes == shard->bytes && old_begin == shard->begin)) return G2Z_OK;
   return g2z_fail(services, G2Z_FORMAT,
@@ -8203,8 +8204,8 @@ G2Z__PRIVATE int g2z__tensor_parse_list(g2z_json *json, const g2z__safetensor *t
   while (g2z_json_next(json, ']', NULL)) {
     int64_t value = g2z_json_integer(json);
     if (value < 0 || count == most) {
-      g2z_json_fail(json, "tensor \"%.200s\" has a %s %s: the file is damaged", tensor->name, what,
-                    value < 0 ? "below zero" : "with too many numbers");
+      g2z_json_fail(json, "tensor \"%.200s\" has a %s %s: the file is damaged; copy it again",
+                    tensor->name, what, value < 0 ? "below zero" : "with too many numbers");
       return 0;
     }
     out[count++] = (uint64_t)value;
@@ -8239,20 +8240,20 @@ G2Z__PRIVATE g2z_status g2z__tensor_parse(g2z_json *json, g2z__safetensor *tenso
   if (json->status != G2Z_OK) return json->status;
   if (tensor->type < 0 || tensor->rank < 0 || bounds != 2)
     return g2z_json_fail(json, "tensor \"%.200s\" lacks its dtype, shape or pair of data_offsets: "
-                         "the file is damaged", tensor->name);
+                         "the file is damaged; copy it again", tensor->name);
   tensor->bytes = g2z__tensor_types[tensor->type].bytes;
   for (int i = 0; i < tensor->rank; i++) {
     if (tensor->shape[i] && tensor->bytes > (uint64_t)INT64_MAX / tensor->shape[i])
-      return g2z_json_fail(json, "tensor \"%.200s\" has more than 2^63 bytes: the file is damaged",
-                           tensor->name);
+      return g2z_json_fail(json, "tensor \"%.200s\" has more than 2^63 bytes: the file is damaged; "
+                           "copy it again", tensor->name);
     tensor->bytes *= tensor->shape[i];
   }
   tensor->elements = (size_t)(tensor->bytes / g2z__tensor_types[tensor->type].bytes);
   tensor->begin = offsets[0];
   if (offsets[1] >= offsets[0] && offsets[1] - offsets[0] == tensor->bytes) return G2Z_OK;
   return g2z_json_fail(json, "tensor \"%.200s\" has data_offsets from %" PRIu64 " to %" PRIu64
-                       ", but its shape takes %" PRIu64 " bytes: the file is damaged",
-                       tensor->name, offsets[0], offsets[1], tensor->bytes);
+                       ", but its shape takes %" PRIu64 " bytes: the file is damaged; copy it "
+                       "again", tensor->name, offsets[0], offsets[1], tensor->bytes);
 }
 
 G2Z__PRIVATE int g2z__tensor_by_begin(const void *a, const void *b) {
@@ -8307,7 +8308,8 @@ G2Z__PRIVATE g2z_status g2z__safetensors_add(g2z__safetensors *set, const char *
         return g2z_fail(services, G2Z_FORMAT, "%s is %s", path, g2z__tensor_others[i].what);
     return g2z_fail(services, G2Z_FORMAT,
                     "%s promises a header of %" PRIu64 " bytes but has %" PRIu64 " bytes in all: "
-                    "it was cut, or it is not a safetensors file", path, length, bytes);
+                    "it was cut, or it is not a safetensors file; copy it again", path, length,
+                    bytes);
   }
   G2Z_TRY(G2Z_NEW(services, (size_t)length, &part->header));
   G2Z_TRY(g2z__read_at(services, part->file, path, part->header, (size_t)length, 8));
@@ -8317,7 +8319,8 @@ G2Z__PRIVATE g2z_status g2z__safetensors_add(g2z__safetensors *set, const char *
   for (size_t step = 1; at < header_end; at += step)
     if ((step = g2z_utf8_length(at, header_end)) == 0)
       return g2z_fail(services, G2Z_FORMAT, "%s: byte %zu of the header is not UTF-8: the file is "
-                      "damaged", path, (size_t)(length - (uint64_t)(header_end - at)));
+                      "damaged; copy it again", path,
+                      (size_t)(length - (uint64_t)(header_end - at)));
   g2z_json_open(&json, services, path, part->header, (size_t)length);
   g2z_json_enter(&json, '{');
   while (g2z_json_next(&json, '}', &key)) {
@@ -8349,7 +8352,7 @@ G2Z__PRIVATE g2z_status g2z__safetensors_add(g2z__safetensors *set, const char *
     if (tensor->begin != end)
       return g2z_fail(services, G2Z_FORMAT, "%s: tensor \"%.200s\" begins at data offset "
                       "%" PRIu64 ", but the tensors before it end at %" PRIu64 ": the file is "
-                      "damaged", path, tensor->name, tensor->begin, end);
+                      "damaged; copy it again", path, tensor->name, tensor->begin, end);
     end += tensor->bytes; /* is data_offsets[1], so below 2^63 */
     tensor->begin += 8 + length;
   }
@@ -8658,8 +8661,8 @@ G2Z__PRIVATE g2z_status g2z__config_parse(g2z_services *services, const char *pa
   G2Z_TRY(g2z_json_close(&json));
   for (size_t i = 0; i < G2Z_COUNT(g2z__config_sizes); i++)
     if (*g2z__config_size(model, i) == 0)
-      return g2z_fail(services, G2Z_FORMAT, "%s has no %s, or 0: it is not the config of a GPT-2",
-                      path, g2z__config_sizes[i].name);
+      return g2z_fail(services, G2Z_FORMAT, "%s has no %s, or 0, so it is no config of a GPT-2: "
+                      "copy the model's config.json there", path, g2z__config_sizes[i].name);
   if (inner && inner != 4 * (int64_t)model->channels)
     return g2z_fail(services, G2Z_UNSUPPORTED, "%s: n_inner=%d, but this kit computes 4 * n_embd = "
                     "%" PRId64, path, inner, 4 * (int64_t)model->channels);
@@ -11006,7 +11009,8 @@ G2Z__PRIVATE g2z_status g2z__saved_read(g2z_services *services, const char *dire
   if (sscanf(saved->text, "{ \"format\": \"gpt2_zero checkpoint\", \"version\": %" SCNd64,
              &version) != 1)
     return g2z_fail(services, G2Z_FORMAT, "%s does not begin like the state of a checkpoint: it is "
-                    "damaged, or another kind of file", saved->path.text);
+                    "damaged, or another kind of file; copy the checkpoint again",
+                    saved->path.text);
   g2z_status status = g2z__saved_check(services, saved, "trainer_state.json");
   if (version != G2Z__CHECKPOINT_VERSION)
     return g2z_fail(services, status == G2Z_OK ? G2Z_UNSUPPORTED : status,
@@ -11055,7 +11059,8 @@ G2Z__PRIVATE g2z_status g2z__loading_open(g2z__transfer *x, const char *director
     const uint64_t end = begin + x->count * sizeof(float);
     if (b != G2Z_BUFFER_M && end != (uint64_t)g2z__saved_bytes(&x->saved, name))
       return g2z_fail(x->services, G2Z_FORMAT, "%s does not hold %zu elements per buffer: the file "
-                      "is from another checkpoint", x->path.text, x->count);
+                      "is from another checkpoint; copy all of this one's files again",
+                      x->path.text, x->count);
   }
   return G2Z_OK;
 }

@@ -264,8 +264,10 @@ static void test_checkpoint_refused(g2z_test *t) {
   static const struct { const char *name, *from, *to, *sign, *says; } changes[] = {
       {STATE, "\"version\": 3", "\"version\": 7", NULL, "has version=7 of the format"},
       {STATE, "\"normed\": ", "\"normed\":-", STATE, "it is damaged"},
-      {STATE, "gpt2_zero ch", "gpt3_zero ch", NULL, "does not begin like the state"},
-      {OPTIMIZER, "\260", "\250", OPTIMIZER, "does not hold 7680 elements per buffer"},
+      {STATE, "gpt2_zero ch", "gpt3_zero ch", NULL,
+       "like the state of a checkpoint: it is damaged, or another kind of file; copy the "},
+      {OPTIMIZER, "\260", "\250", OPTIMIZER, "does not hold 7680 elements per buffer: the "
+       "file is from another checkpoint; copy all "},
       {STATE, "\"zero_stage\": 1", "\"zero_stage\": 9", STATE, "it is damaged"},
       {STATE, "\"dtype\": \"fp32", "\"dtype\": \"fp3x", STATE, "dtype cannot be \"fp3x\""}};
 #undef OPTIMIZER

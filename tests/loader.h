@@ -448,8 +448,10 @@ static void test_loader_refused(g2z_test *t) {
     const char *sentence;
   } files[] = {
       {{0, 0, 0}, 0, G2Z_FORMAT, "shard.bin is empty"},
-      {{TEXT, TEXT, TEXT}, 199, G2Z_FORMAT, "holds text, not tokens"},
-      {{0, TEXT, TEXT}, 199, G2Z_FORMAT, "an odd size of 199 bytes"},
+      {{TEXT, TEXT, TEXT}, 199, G2Z_FORMAT, "tokens: make shards of it with ./prep"},
+      {{0, TEXT, TEXT}, 199, G2Z_FORMAT,
+       "shard.bin has no shard header and 199 bytes, an odd number, but a token takes 2: it was "
+       "cut or holds no tokens. Copy it again, or make shards with ./prepare_data --vocab FILE "},
       {{0, TEXT, TEXT}, 24, G2Z_BAD_ARGUMENT,
        "12 tokens in 1 shard hold 1 sequences of 8+1, but a step of batch 2 x accum 1 x "
        "world 1 needs 2, so at least 17 tokens in shards of at least 9: use more data"},
