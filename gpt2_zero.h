@@ -6327,12 +6327,18 @@ G2Z__PRIVATE g2z_status g2z__cpu_adamw(g2z_device *device, const g2z_update *u, 
     for (int64_t e = 0; e < (int64_t)range.elements; e++) {
       masters[e] = g2z__adamw_element(&factors, masters[e], first + e, second + e, gradients[e]);
       weights[e] = g2z__round(device->dtype, masters[e]);
-      if (!u->config->moments_bf16) continue;
+    }
+    if (!u->config->moments_bf16) continue;
+    const int64_t from = (int64_t)range.canonical, to = from + (int64_t)range.elements;
+    G2Z__PARALLEL(16.0 * (double)range.elements)
+    for (int64_t group = from / 4; group < (to + 3) / 4; group++) { /* its elements share a draw */
       uint32_t random[4];
-      const uint64_t at = (uint64_t)range.canonical + (uint64_t)e;
-      g2z__moments_random(u->state, at / 4, random);
-      first[e] = g2z__round_random(first[e], random[at % 4]);
-      second[e] = g2z__round_random(second[e], random[at % 4] >> 16);
+      g2z__moments_random(u->state, (uint64_t)group, random);
+      for (int64_t k = 4 * group; k < 4 * group + 4; k++) {
+        if (k < from || k >= to) continue;
+        first[k - from] = g2z__round_random(first[k - from], random[k % 4]);
+        second[k - from] = g2z__round_random(second[k - from], random[k % 4] >> 16);
+      }
     }
   }
   return G2Z_OK;
@@ -9275,14 +9281,17 @@ G2Z_API g2z_status g2z_trainer_write(g2z_trainer *t, g2z_buffer buffer, size_t c
     char *to = g2z__trainer_shard(t, buffer, &part);
     const float *from = values + (part.canonical - canonical);
     if (!to) continue;
-    if (buffer != G2Z_BUFFER_MASTER && t->plan->moment_bytes == 2) {
-      uint16_t *halves;
-      G2Z_TRY(G2Z_NEW(t->services, part.elements, &halves));
-      for (size_t i = 0; i < part.elements; i++)
-        halves[i] = (uint16_t)(g2z__bits_of(g2z__round_bf16(from[i])) >> 16);
-      g2z_status status = dev->ops->upload(dev, to, halves, part.elements * sizeof *halves);
+    if (buffer != G2Z_BUFFER_MASTER && t->config.optimizer.moments_bf16) {
+      const size_t size = t->plan->moment_bytes; /* on a CPU 4: the lower half is zero */
+      char *rounded;
+      G2Z_TRY(g2z_allocate(t->services, part.elements, size, &rounded));
+      for (size_t i = 0; i < part.elements; i++) {
+        const float x = g2z__round_bf16(from[i]);
+        memcpy(rounded + i * size, (const char *)&x + sizeof x - size, size);
+      }
+      g2z_status status = dev->ops->upload(dev, to, rounded, part.elements * size);
       if (status == G2Z_OK) status = dev->ops->synchronize(dev);
-      g2z_release(t->services, halves);
+      g2z_release(t->services, rounded);
       G2Z_TRY(status);
       continue;
     }

@@ -1193,27 +1193,31 @@ static void test_ops_adamw(g2z_test *t) {
 }
 
 /* Moments in bf16 lie next to those in fp32, on both sides, and are right on average. Each step and
- * element draws its own numbers: steps from the same values differ. */
+ * element draws its own numbers: steps from the same values differ. The numbers stay the same if a
+ * range ends inside a group of four elements. */
 static void test_ops_moments(g2z_test *t) {
   enum { N = 20000 };
-  static float m[3][N], v[3][N];
+  static float m[4][N], v[4][N];
   ops_env e = ops_open(t, G2Z_FP16, G2Z_FP32);
   float *params = ops_filled(&e, N, 0), *grads = ops_filled(&e, N, 1);
   g2z_optimizer_config config = ops_optimizer();
   g2z_step_state s;
   memset(&s, 0, sizeof s);
   s.loss_scale = 1;
-  for (int run = 0; run < 3; run++) {
-    g2z_update_range range = {0, 0, 0, 0, 0, 4, N, 0, 0};
+  for (int run = 0; run < 4; run++) {
+    const size_t cut = run == 3 ? 5 : N;
+    g2z_update_range ranges[2] = {{0, 0, 0, 0, 0, 4, cut, 0, 0},
+                                  {cut, cut, cut, cut, cut, 4 + cut, N - cut, 0, 0}};
     float *master = ops_filled(&e, N, 1);
-    g2z_update update = {params, master, m[run], v[run], grads, &range, &range, &config, &s};
+    g2z_update update = {params, master, m[run], v[run], grads, ranges, ranges, &config, &s};
     config.moments_bf16 = run > 0;
-    s.step = run;
+    s.step = run < 3 ? run : 2;
     s.applied = 1;
     s.grad_multiplier = 1;
     for (int i = 0; i < N; i++) m[run][i] = v[run][i] = 0.75f;
-    OPS_RUN(&e, adamw, &update, 0, 1);
+    OPS_RUN(&e, adamw, &update, 0, 2);
   }
+  CHECK(t, memcmp(m[2], m[3], sizeof m[2]) == 0 && memcmp(v[2], v[3], sizeof v[2]) == 0);
   double mean[2] = {0, 0}, both = 0, differ = 0;
   int beside = 1;
   for (int run = 1; run < 3; run++)
