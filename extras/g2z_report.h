@@ -1240,6 +1240,7 @@ static const g2zp_fact g2zp_run_facts[] = {
     {"micro-steps", "training_config.grad_accum_steps", NULL, NULL, 1},
     {"sequences per step", "training_config.global_batch_size", NULL, NULL, 1},
     {"optimizer", "training_config.optimizer", NULL, NULL, 1},
+    {"moments", "training_config.moments", NULL, NULL, 1},
     {"peak learning rate", "training_config.lr", NULL, NULL, 1},
     {"best validation loss", "summary.best_val_loss", NULL, NULL, 1},
     {"target loss", "summary.target_loss", NULL, NULL, 1},
@@ -1255,7 +1256,7 @@ static const g2zp_fact g2zp_run_facts[] = {
     {"started", "timestamp_utc", "timestamp_utc", NULL, 1},
     {"commit", "git_commit", "git_commit", NULL, 1},
     {"command", "command_line", "command_line", NULL, 1}};
-#define G2ZP_COMPARED 21
+#define G2ZP_COMPARED 22
 
 static const g2zp_fact g2zp_epoch_columns[] = {
     {"epoch", "epoch_idx", NULL, NULL, 1},

@@ -817,6 +817,7 @@ static void g2zr_put_artifact(void *user, g2z_json_out *out) {
   G2ZR_WHOLE("global_batch_size", (int64_t)plan->batch * plan->accum * plan->world);
   G2ZR_REAL("lr", g2zr_decimal(config->train.optimizer.lr));
   G2ZR_TEXT("optimizer", g2zr_optimizers[config->train.optimizer.kind]);
+  G2ZR_TEXT("moments", config->train.optimizer.moments_bf16 ? "bf16" : "fp32");
   G2ZR_TEXT("precision", g2z_dtype_text(plan->dtype));
   G2ZR_TEXT("fp8", g2zr_fp8[plan->fp8]);
   g2z_json_put_bool(out, "deepspeed_enabled", 0);

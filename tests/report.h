@@ -201,7 +201,7 @@ static void test_run_report(g2z_test *t) {
 static void test_report_curves(g2z_test *t) {
   static const char *const names[] = {"one", "two"};
   g2z_results *results;
-  char line[200], path[600];
+  char line[300], path[600];
   REQUIRE_OK(t, g2z_results_create(&t->services, &results));
   for (int r = 0; r < 2; r++) {
     CHECK_OK(t, g2z_make_directory(&t->services, test_path(t, names[r])));
@@ -218,8 +218,9 @@ static void test_report_curves(g2z_test *t) {
     CHECK(t, file && fclose(file) == 0);
     snprintf(path, sizeof path, "%s/training_metrics.json", test_path(t, names[r]));
     snprintf(line, sizeof line, "{\"schema_version\": \"2.0\", \"hardware\": {\"world_size\": 1}, "
-             "\"summary\": {\"total_wall_time_sec\": %d.14159, \"mean_tokens_per_sec_global\": "
-             "12842.8}, \"epochs\": []}", 3 + r);
+             "\"training_config\": {\"moments\": \"%s\"}, \"summary\": {\"total_wall_time_sec\": "
+             "%d.14159, \"mean_tokens_per_sec_global\": 12842.8}, \"epochs\": []}",
+             r ? "bf16" : "fp32", 3 + r);
     test_write_file(t, path, line, strlen(line));
     CHECK_OK(t, g2z_results_add(results, test_path(t, names[r])));
   }
@@ -243,7 +244,7 @@ static void test_report_curves(g2z_test *t) {
                test_times(text, "<path class=\"series dash\"") == 3);
   CHECK(t, test_times(text, "/two</span>") == 6 && !strstr(text, "<dt>experiments<"));
   /* Differing values are in the table, common ones above it. */
-  CHECK_HAS(t, text, "<table><thead><tr><th>run<th>wall s</tr></thead>",
+  CHECK_HAS(t, text, "<table><thead><tr><th>run<th>wall s<th>moments</tr></thead>",
             "<dt>tokens/s</dt><dd>12843</dd>");
   g2z_results_free(results);
 }

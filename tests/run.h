@@ -38,6 +38,7 @@ static const char *const test_schema[] = {
 
 static void test_run_artifacts(g2z_test *t) {
   test_run_setup s = test_run_prepare(t, "run");
+  s.config.train.optimizer.moments_bf16 = 1;
   test_run_seen seen = test_run_well(t, &s);
   CHECK(t, seen.steps == 8 && seen.validations == 2 && seen.samples == 1 && seen.done);
   CHECK(t, seen.last_loss < seen.first_loss - 1.0);
@@ -45,7 +46,8 @@ static void test_run_artifacts(g2z_test *t) {
   const char *text = test_read(t, "run/training_metrics.json");
   test_run_schema(t, text, strlen(text), test_schema, sizeof test_schema / sizeof *test_schema);
   CHECK_HAS(t, text, "\"n_layer=1, n_head=2, n_embd=32\"", "\"dataset_name\": \"digits\"",
-            "\"lr\": 0.01,", "\"optimizer_steps\": 4,", "\"micro_steps\": 8,");
+            "\"lr\": 0.01,", "\"moments\": \"bf16\",", "\"optimizer_steps\": 4,",
+            "\"micro_steps\": 8,");
   CHECK(t, test_json_kind(t, text, strlen(text), "epochs.2") == 0); /* two elements */
   CHECK(t, test_json_kind(t, text, strlen(text), "scheduler") == 0);
 
