@@ -3000,7 +3000,7 @@ static g2z_status g2zr_check_uses(g2z_services *services, const g2z_run_options 
 }
 
 /* Smallest number of tokens per micro-step for --fp8: with fewer, 16 bits are faster
- * (docs/speed.md). */
+ * (docs/speed.md). bench runs --fp8 at any size, because it measures this limit. */
 #define G2ZR_FP8_TOKENS 2048
 
 G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_options *o,
