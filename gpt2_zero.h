@@ -1777,7 +1777,7 @@ typedef enum g2z_buffer {
 } g2z_buffer;
 G2Z_API g2z_status g2z_trainer_read(g2z_trainer *trainer, g2z_buffer buffer, size_t canonical,
                                     size_t count, float *out);
-/* Writing MASTER also sets the parameters of that range. */
+/* Writing MASTER also sets the parameters of that range. With moments=bf16, M and V are rounded. */
 G2Z_API g2z_status g2z_trainer_write(g2z_trainer *trainer, g2z_buffer buffer, size_t canonical,
                                      size_t count, const float *values);
 /* Writes the algorithms that a GPU chose, for g2z_train_config.tuning; empty on a CPU. */
