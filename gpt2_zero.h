@@ -467,7 +467,8 @@ G2Z_API void g2z_json_put_bool(g2z_json_out *out, const char *key, int value);
   X(FP8_NONE,    "none")    /* all products have operands of dtype */                             \
   X(FP8_LOGITS,  "logits")  /* the product that makes the LM head's logits */                     \
   X(FP8_FORWARD, "forward") /* logits, and the forward products qkv, attproj, fc and fcproj */    \
-  X(FP8_ALL,     "all")     /* forward, and data gradients of qkv, fc, fcproj; needs dtype fp16 */
+  X(FP8_ALL,     "all")     /* forward, gradients of the LM head, data gradients of qkv, fc,      \
+                             * fcproj; needs dtype fp16 */
 
 #define G2Z_OPTIMIZER_LIST(X)                                                                     \
   X(OPTIMIZER_ADAMW, "adamw")                                                                     \
@@ -990,6 +991,8 @@ G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, c
  *     fc, fcproj, fp8=forward                clamped to 448, the largest of e4m3
  *   gradients that enter qkv,     e5m2       for the product with the weights; clamped to 57344.
  *     fc, fcproj, fp8=all                    Weight gradients are made from act
+ *   operands of the LM head's     e4m3,      h times 2^9 over a row's sum of exponentials, wte
+ *     gradients, fp8=all          e5m2       times 32; exponentials. act, unless 128 divides N
  *   weight and bias gradients     grad type  act; fp32 with --accum > 2, tf32 or --grad-dtype fp32
  *   their sums over the ranks     grad type  copy engines: summed in fp32, rounded once. NCCL:
  *                                            rounded to act before they travel, and perhaps at
@@ -1264,7 +1267,8 @@ typedef struct g2z_ops {
    * overwrites dwte. logits[chunk,Vp] act: scratch. A target of -1 has loss 0 and no gradient. Rows
    * V..Vp-1 of wte never reach the softmax; dwte is 0 there. With dh and device->fp8, h and wte are
    * rounded to e4m3 before they make logits: h with a scale per row, wte times 32. dh and dwte are
-   * made from the original h and wte. */
+   * made from the original h and wte, but from 8-bit numbers with fp8=all in fp16 if N and `chunk`
+   * are multiples of 128, C is one of 16 and Vp one of 64. */
   g2z_status (*head_loss)(g2z_device *device, float *losses, double *loss_sum, void *dh,
                           void *dwte, g2z_dtype dwte_dtype, void *logits, const void *h,
                           const void *wte, const int32_t *targets, float dloss,
@@ -1357,6 +1361,12 @@ struct g2z_device {
   void *backend;               /* the backend's private state */
   struct g2z__timers *timers;  /* of spans; NULL: not timed */
 };
+
+/* Whether head_loss makes dh and dwte from 8-bit numbers. */
+static inline int g2z__head_narrow(const g2z_device *device, int N, int C, int Vp, int chunk) {
+  return device->fp8 == G2Z_FP8_ALL && N % 128 == 0 && (N <= chunk || chunk % 128 == 0) &&
+         C % 16 == 0 && Vp % 64 == 0;
+}
 
 G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kind, g2z_dtype dtype,
                                      g2z_dtype grad_dtype, g2z_device **out);
@@ -4103,6 +4113,7 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
     size_t chunk = (size_t)plan->head_chunk;
     size_t head = chunk * ((tiles > 4 * C ? tiles : 4 * C) + 16) + 4096;
     if (plan->fp8) head += (chunk + (size_t)plan->vocab_padded) * (C + 16);
+    if (plan->fp8 >= G2Z_FP8_ALL) head += (size_t)plan->vocab_padded * C + 4 * chunk;
     if (most < head) most = head;
   }
   bytes[G2Z_MEMORY_SCRATCH] = 0;
@@ -5229,6 +5240,14 @@ static inline G2Z_HOST_DEVICE float g2z__e4m3_scale(float largest) {
 #define G2Z__E4M3_X 4.0f
 #define G2Z__E4M3_W 32.0f
 
+/* The gradient of a row of logits adds up to 0, and logits drift together if its rounding to e5m2
+ * does not. Rounding multiplies numbers whose position between two powers of two is random by
+ * G2Z__E5M2_SHRINKS on average. A part of a power of two per row makes the positions random. */
+#define G2Z__E5M2_SHRINKS 0.99724f
+static inline G2Z_HOST_DEVICE float g2z__head_part(int row) {
+  return (float)((uint32_t)row * 2654435769u >> 8) * 0x1p-24f;
+}
+
 /* x rounded to the nearest value of the type, ties to even; TF32 and FP32 return x. */
 G2Z__PRIVATE float g2z__round(g2z_dtype dtype, float x) {
   switch (dtype) {
@@ -6230,11 +6249,14 @@ G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, float *losses, do
                                            const g2z_step_state *state, g2z_write mode, int N,
                                            int C, int V, int Vp, int chunk) {
   G2Z_ASSERT(dwte_dtype == G2Z_FP32 || (N <= chunk && mode == G2Z_OVERWRITE));
+  const int eight = dh && g2z__head_narrow(device, N, C, Vp, chunk); /* dh, dwte in 8 bits */
   float gradient = dh ? dloss * state->loss_scale : 0.0f, *narrow = NULL, *narrow_wte = NULL;
+  float *lost = NULL; /* by the rounding of a row's target */
   if (dh && device->fp8) { /* the operands of the logits in e4m3: each row of h has its own scale */
     const size_t row = (size_t)C, words = (size_t)V * row;
-    G2Z_TRY(G2Z_NEW(device->services, (size_t)N * row + words, &narrow));
+    G2Z_TRY(G2Z_NEW(device->services, (size_t)N * (row + 1) + words, &narrow));
     narrow_wte = narrow + (size_t)N * row;
+    lost = narrow_wte + words;
     for (size_t at = 0; at < (size_t)N * row; at += row) {
       const float *from = (const float *)h + at;
       float most = 0;
@@ -6253,17 +6275,36 @@ G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, float *losses, do
     p.out = (float *)logits, p.out_row = Vp, p.dtype = device->dtype;
     g2z__cpu_multiply(&p);
     G2Z__PARALLEL(30.0 * n * V)
-    for (int i = 0; i < n; i++)
-      losses[first + i] =
-          g2z__cpu_classify(device->dtype, (float *)logits + (size_t)i * (size_t)Vp, V,
-                            targets[first + i], gradient);
+    for (int i = 0; i < n; i++) {
+      float *row = (float *)logits + (size_t)i * (size_t)Vp;
+      const int target = targets[first + i];
+      const float z = exp2f(8 + g2z__head_part(i)); /* the sum of a row's exponentials in e5m2 */
+      losses[first + i] = g2z__cpu_classify(eight ? G2Z_FP32 : device->dtype, row, V, target,
+                                            eight ? z : gradient);
+      if (!eight) continue;
+      const size_t own = (size_t)i * (size_t)C;
+      lost[i] = target < 0 ? 0 : row[target] * G2Z__E5M2_SHRINKS - g2z__round_e5m2(row[target]);
+      for (int v = 0; v < V; v++) row[v] = g2z__round_e5m2(row[v]);
+      for (int c = 0; c < C; c++) /* first the right operand of dwte */
+        ((float *)dh + at + own)[c] =
+            g2z__round_e4m3((in + own)[c] * (0x1p9f / z)) * (gradient * 0x1p-9f);
+    }
     if (!dh) continue;
-    p = g2z__cpu_product_of(n, C, V, g2z__cpu_rows(logits, Vp), g2z__cpu_rows(wte, C));
-    p.out = (float *)dh + at, p.dtype = device->dtype;
-    g2z__cpu_multiply(&p);
-    p = g2z__cpu_product_of(V, C, n, g2z__cpu_transposed(logits, Vp), g2z__cpu_rows(in, C));
+    p = g2z__cpu_product_of(V, C, n, g2z__cpu_transposed(logits, Vp),
+                            g2z__cpu_rows(eight ? (const float *)dh + at : in, C));
     p.out = (float *)dwte, p.dtype = dwte_dtype, p.mode = first ? G2Z_ACCUMULATE : mode;
     g2z__cpu_multiply(&p);
+    p = g2z__cpu_product_of(n, C, V, g2z__cpu_rows(logits, Vp),
+                            g2z__cpu_rows(eight ? narrow_wte : wte, C));
+    p.out = (float *)dh + at, p.dtype = eight ? G2Z_FP32 : device->dtype;
+    g2z__cpu_multiply(&p);
+    for (int i = 0; eight && i < n; i++) {
+      float *to = (float *)dh + at + (size_t)i * (size_t)C, z = exp2f(8 + g2z__head_part(i));
+      const int target = targets[first + i] < 0 ? 0 : targets[first + i];
+      const float *w = narrow_wte + (size_t)target * (size_t)C;
+      for (int c = 0; c < C; c++)
+        to[c] = g2z__round(device->dtype, (to[c] + lost[i] * w[c]) * (gradient / z));
+    }
   }
   g2z_release(device->services, narrow);
   for (int i = 0; i < N; i++) *loss_sum += (double)losses[i];

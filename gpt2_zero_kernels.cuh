@@ -1840,7 +1840,8 @@ typedef struct g2z__lt_key {  /* D[m,n] = op(A)[m,k] op(B)[k,n], column-major, a
   int32_t m, n, k;
   int32_t transpose_a, transpose_b;
   int32_t ld_a, ld_b, ld_d;
-  int32_t type, type_d;            /* cudaDataType_t of A and B; of C and D */
+  int32_t type, type_d;            /* cudaDataType_t of A and B; of C and D. If cuBLASLt multiplies
+                                    * and A is e4m3, B is e5m2 */
   int32_t compute;                 /* cublasComputeType_t */
   int32_t epilogue;                /* cublasLtEpilogue_t or g2z__epilogue */
   int32_t batched;                 /* 1: a batch, whose size the operands hold */
@@ -1851,7 +1852,8 @@ typedef struct g2z__lt_key {  /* D[m,n] = op(A)[m,k] op(B)[k,n], column-major, a
 typedef enum g2z__epilogue {
   G2Z__EPILOGUE_GELU = 1 << 16,    /* after the bias; its slope goes to `slope` */
   G2Z__EPILOGUE_TIMES_SLOPE,       /* D times `slope`; column sums per slab go to `sums` */
-  G2Z__EPILOGUE_SOFTMAX            /* exponentials of D, described by `rows`; A, B may be e4m3 */
+  G2Z__EPILOGUE_SOFTMAX,           /* exponentials of D, described by `rows`; A, B may be e4m3 */
+  G2Z__EPILOGUE_SOFTMAX_8          /* the same, but they replace D in e5m2 */
 } g2z__epilogue;
 static int g2z__epilogue_is_ours(const g2z__lt_key *key) {
   return key->epilogue >= G2Z__EPILOGUE_GELU;
@@ -1894,8 +1896,9 @@ typedef struct g2z__lt_operands {
   const void *bias;                /* [m], with an epilogue that has one */
   void *slope;                     /* [m,n] of D's layout, with GELU and TIMES_SLOPE */
   float *sums;                     /* [slabs,m] with TIMES_SLOPE */
-  g2z__softmax_rows rows;          /* with SOFTMAX */
+  g2z__softmax_rows rows;          /* with SOFTMAX and SOFTMAX_8 */
   void *narrow;                    /* D in 8 bits, too: GELU in e4m3, TIMES_SLOPE in e5m2 */
+  const float *scale;              /* with e4m3 in cuBLASLt: a factor on the device; or NULL */
   const g2z__lt_batch *batch;      /* with a batched key; else NULL: one product, factors 1 */
 } g2z__lt_operands;
 
@@ -1940,6 +1943,7 @@ static g2z_status g2z__lt_describe(g2z_device *device, g2z__lt_product *product)
   cublasLtEpilogue_t epilogue = g2z__epilogue_is_ours(key) ? CUBLASLT_EPILOGUE_DEFAULT
                                                            : (cublasLtEpilogue_t)key->epilogue;
   cudaDataType_t type = (cudaDataType_t)key->type, type_d = (cudaDataType_t)key->type_d;
+  cudaDataType_t type_b = type == CUDA_R_8F_E4M3 ? CUDA_R_8F_E5M2 : type;
   uint64_t m = (uint64_t)key->m, n = (uint64_t)key->n, k = (uint64_t)key->k;
   G2Z__LT(device, key, cublasLtMatmulDescCreate(&product->desc, (cublasComputeType_t)key->compute,
                                                 CUDA_R_32F));
@@ -1951,13 +1955,13 @@ static g2z_status g2z__lt_describe(g2z_device *device, g2z__lt_product *product)
                                                       &epilogue, sizeof epilogue));
   G2Z__LT(device, key, cublasLtMatrixLayoutCreate(&product->a, type, key->transpose_a ? k : m,
                                                   key->transpose_a ? m : k, key->ld_a));
-  G2Z__LT(device, key, cublasLtMatrixLayoutCreate(&product->b, type, key->transpose_b ? n : k,
+  G2Z__LT(device, key, cublasLtMatrixLayoutCreate(&product->b, type_b, key->transpose_b ? n : k,
                                                   key->transpose_b ? k : n, key->ld_b));
   G2Z__LT(device, key, cublasLtMatrixLayoutCreate(&product->d, type_d, m, n, key->ld_d));
   return G2Z_OK;
 }
 
-/* Sets what is part of the descriptors and not of the key: the bias's address, or the batch. */
+/* Sets what is part of the descriptors and not of the key: the batch, addresses of bias, scale. */
 static g2z_status g2z__lt_aim(g2z_device *device, const g2z__lt_product *product,
                                    const g2z__lt_operands *on) {
   for (int i = 0; on->batch && i < 3; i++) {
@@ -1976,6 +1980,10 @@ static g2z_status g2z__lt_aim(g2z_device *device, const g2z__lt_product *product
     G2Z__LT(device, &product->key,
             cublasLtMatmulDescSetAttribute(product->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
                                            &on->bias, sizeof on->bias));
+  if (product->key.type == CUDA_R_8F_E4M3)
+    G2Z__LT(device, &product->key,
+            cublasLtMatmulDescSetAttribute(product->desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER,
+                                           &on->scale, sizeof on->scale));
   return G2Z_OK;
 }
 
@@ -2371,19 +2379,27 @@ static g2z_status g2z__narrow(g2z_device *device, void *to, const A *x, float sc
                      (uint8_t *)to, x, scale, N, I);
 }
 
+/* The order of words in 8-bit exponentials. A lane of their product holds 16 of 64 words, and this
+ * order makes them adjacent. */
+static __device__ inline int g2z__word_at(int i) {
+  return i / 64 * 64 + i % 8 / 2 * 16 + i % 64 / 8 * 2 + i % 2;
+}
+
 struct g2z__narrow_list {
   g2z_narrow_weight at[4];
   int count, tiles[4];           /* end of each weight's tiles */
 };
 
+typedef enum g2z__narrow_order { G2Z__NARROW_PLAIN, G2Z__NARROW_WORDS } g2z__narrow_order;
+
 /* g2z_k_narrow_weights: columns = w^T, rows = w, both times G2Z__E4M3_W, in e4m3; up to 4 weights.
  *   w        [K,O] A in   K % 8 == 0, O % 8 == 0
- *   columns  rows of K numbers in e4m3, out
+ *   columns  rows of K numbers in e4m3, out; with WORDS in the order of g2z__word_at, K % 64 == 0
  *   rows     rows of O numbers in e4m3, out; or NULL
  * Launch  a block of 256 threads per 64 x 64 numbers
  * Cost    3 or 4 K O bytes: the four weights of a layer of GPT-2 124M are 28 MB
  * Oracle  g2z__cpu_linear_fwd; tests cuda_linear, cuda_fp8 */
-template <typename A>
+template <typename A, g2z__narrow_order ORDER>
 static __global__ void __launch_bounds__(256) g2z_k_narrow_weights(g2z__narrow_list list) {
   __shared__ alignas(16) uint8_t tile[64][80]; /* [o][i]; 16 bytes of padding per row */
   int which = 0, first = 0;
@@ -2405,6 +2421,7 @@ static __global__ void __launch_bounds__(256) g2z_k_narrow_weights(g2z__narrow_l
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     int pack = (int)threadIdx.x % 8, i = half * 32 + (int)threadIdx.x / 8, o = pack * 8;
+    int place = ORDER == G2Z__NARROW_WORDS ? g2z__word_at(i) : i;
     float value[8] = {};
     const A *row = w + (size_t)(first_i + i) * (size_t)O + first_o;
     if (first_i + i < I && first_o + o < O) g2z__unpack<A>(value, g2z__get(row, (size_t)pack));
@@ -2414,7 +2431,7 @@ static __global__ void __launch_bounds__(256) g2z_k_narrow_weights(g2z__narrow_l
           eight;
 #pragma unroll
     for (int j = 0; j < 8; j++)
-      tile[o + j][i] = (uint8_t)((j < 4 ? eight.x : eight.y) >> (j % 4 * 8));
+      tile[o + j][place] = (uint8_t)((j < 4 ? eight.x : eight.y) >> (j % 4 * 8));
   }
   __syncthreads();
   int o = (int)threadIdx.x / 4, i = (int)threadIdx.x % 4 * 16;
@@ -2423,7 +2440,7 @@ static __global__ void __launch_bounds__(256) g2z_k_narrow_weights(g2z__narrow_l
         *reinterpret_cast<const uint4 *>(&tile[o][i]);
 }
 
-template <typename A>
+template <typename A, g2z__narrow_order ORDER = G2Z__NARROW_PLAIN>
 static g2z_status g2z__narrow_launch(g2z_device *device, const g2z_narrow_weight *weights,
                                      int count) {
   g2z__narrow_list list = {};
@@ -2434,8 +2451,8 @@ static g2z_status g2z__narrow_launch(g2z_device *device, const g2z_narrow_weight
     tiles += (int)(g2z__blocks((size_t)x->K, 64) * g2z__blocks((size_t)x->O, 64));
     list.tiles[list.count] = tiles;
   }
-  return g2z__launch(device, "g2z_k_narrow_weights", g2z_k_narrow_weights<A>, (unsigned)tiles, 256,
-                     0, list);
+  return g2z__launch(device, "g2z_k_narrow_weights", g2z_k_narrow_weights<A, ORDER>,
+                     (unsigned)tiles, 256, 0, list);
 }
 
 template <typename A>
@@ -2458,6 +2475,14 @@ static void g2z__narrow_key(g2z__lt_key *key, cudaDataType_t type) {
   key->type = type;
   key->transpose_a = 1;
   key->ld_a = key->ld_b = (int32_t)G2Z_NARROW_ROW(key->k);
+}
+
+/* Changes a key to 8 bits for cuBLASLt: operands by rows of k, A in e4m3, B in e5m2. Fast
+ * accumulation stays off: cuBLASLt moves partial sums to fp32. */
+static void g2z__lt_eight(g2z__lt_key *key) {
+  key->type = CUDA_R_8F_E4M3;
+  key->transpose_a = 1, key->transpose_b = 0;
+  key->ld_a = key->ld_b = key->k;
 }
 
 /* y = x w + bias, then gelu or residual. The residual is the product's C, added before rounding.
@@ -5242,7 +5267,8 @@ static g2z_status g2z_cuda_draw(g2z_device *device, int32_t *tokens, int32_t *dr
 /* ===== >>k42 products on Hopper ==========================================
  * In:  a product of rows as in room k30, fp16, bf16 or 8 bits, and its epilogue.
  * Out: room k30's result within the same bounds, on sm_90a. Tuning takes the faster one.
- *      For room k50 only: exponentials of a product, with each row's sum and largest exponent.
+ *      For room k50 only: exponentials of a product, with each row's sum and largest exponent; with
+ *      SOFTMAX_8 as rows and columns of e5m2, if N is a multiple of 128 and M of 64.
  * Law: every sum runs over k upwards in one warpgroup; columns are summed in slabs of 128 rows,
  *      rows in tiles of 192 columns.
  *
@@ -5268,8 +5294,12 @@ typedef enum g2z__finish {
   G2Z__FINISH_ADD,               /* the sums plus bias plus `other` */
   G2Z__FINISH_GELU,              /* GELU of the sums plus bias; its slope goes to `other` */
   G2Z__FINISH_TIMES,             /* the sums times `other`; also the output's column sums */
-  G2Z__FINISH_SOFTMAX            /* exponentials of the sums; also row sums, largest exponents */
+  G2Z__FINISH_SOFTMAX,           /* exponentials of the sums; also row sums, largest exponents */
+  G2Z__FINISH_SOFTMAX_8          /* the same in e5m2, as rows and as columns */
 } g2z__finish;
+template <g2z__finish FINISH>
+static constexpr bool g2z__is_softmax =
+    FINISH == G2Z__FINISH_SOFTMAX || FINISH == G2Z__FINISH_SOFTMAX_8;
 /* Terms in a block, which is 128 bytes of each row. E is the left operand's type. The right operand
  * has the same type, except e4m3 when E is e5m2. */
 template <typename E>
@@ -5286,7 +5316,8 @@ typedef struct g2z__product_data {
   int N, K, M, slabs;
   int down, across;              /* tiles per column and per row of the output */
   int stripe;                    /* PRODUCT_STRIPE or SOFTMAX_STRIPE */
-  uint8_t *narrow;               /* [N,M] E with GELU and TIMES in 8 bits; or NULL */
+  uint8_t *narrow;               /* [N,M] E with GELU and TIMES in 8 bits; or NULL. With SOFTMAX_8
+                                  * [N,M], then [M,N] e5m2 */
 } g2z__product_data;
 
 /* Offsets in dynamic shared memory, and sizes, in bytes. */
@@ -5349,7 +5380,7 @@ static __device__ inline bool g2z__rows_again(const int4 *again, int tile) {
 template <g2z__finish FINISH>
 static __device__ inline bool g2z__product_skips(const g2z__product_data &x,
                                                  g2z__product_place at) {
-  if constexpr (FINISH != G2Z__FINISH_SOFTMAX) return false;
+  if constexpr (!g2z__is_softmax<FINISH>) return false;
   else return x.rows.again && !g2z__rows_again(x.rows.again, at.row / G2Z__PRODUCT_ROWS);
 }
 
@@ -5465,7 +5496,7 @@ static __device__ inline void g2z__product_ask(g2z__product_warp &warp, const CU
 }
 
 /* Finishes 16 rows of 64 columns: the tile's group `group` of three. `other` is input with ADD and
- * TIMES, the slope with GELU. */
+ * TIMES, the slope with GELU. `out` has pairs of A, with SOFTMAX_8 of e5m2. */
 template <typename A, typename E, g2z__finish FINISH>
 static __device__ __forceinline__ void
 g2z__product_piece(uint32_t (&out)[4][4], uint32_t (&other)[4][4], float (&sums)[16],
@@ -5477,7 +5508,7 @@ g2z__product_piece(uint32_t (&out)[4][4], uint32_t (&other)[4][4], float (&sums)
     float v[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) v[i] = c[group * 8 + n][i];
-    if constexpr (FINISH == G2Z__FINISH_SOFTMAX) {
+    if constexpr (g2z__is_softmax<FINISH>) {
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         v[i] = v[i] * (sizeof(E) == 1 ? rows.unit[i / 2] : G2Z__LOG2E) - rows.reference[i / 2];
@@ -5489,7 +5520,7 @@ g2z__product_piece(uint32_t (&out)[4][4], uint32_t (&other)[4][4], float (&sums)
 #pragma unroll
       for (int i = 0; i < 4; i++) v[i] *= g2z__product_unit<E>;
     }
-    if constexpr (FINISH != G2Z__FINISH_SOFTMAX && FINISH != G2Z__FINISH_TIMES) {
+    if constexpr (!g2z__is_softmax<FINISH> && FINISH != G2Z__FINISH_TIMES) {
       float2 bias =
           P::unpack(__shfl_sync(G2Z__ALL_LANES, warp.bias[group], n * 4 + g2z__lane() % 4));
 #pragma unroll
@@ -5511,7 +5542,9 @@ g2z__product_piece(uint32_t (&out)[4][4], uint32_t (&other)[4][4], float (&sums)
         low *= by.x, high *= by.y;
         sums[2 * n] += low, sums[2 * n + 1] += high;
       }
-      out[n / 2][n % 2 * 2 + half] = P::pack(low, high);
+      if constexpr (FINISH == G2Z__FINISH_SOFTMAX_8)
+        out[n / 2][n % 2 * 2 + half] = g2z__pair_8<__nv_fp8_e5m2>(make_float2(low, high), 1);
+      else out[n / 2][n % 2 * 2 + half] = P::pack(low, high);
     }
   }
 }
@@ -5600,6 +5633,52 @@ g2z__product_columns(const g2z__product_data &x, float (&sums)[16], const float 
   __syncwarp();
 }
 
+/* The order of tokens in 8-bit columns: byte 32 block + 4 g + i of a column has this token. A lane
+ * of a product holds the four tokens of one g in a tile of 128. */
+static __device__ inline int g2z__token_at(int block, int g, int i) {
+  return block / 4 * 128 + i / 2 * 64 + block % 4 * 16 + i % 2 * 8 + g;
+}
+
+/* Finishes both halves of 64 columns of exponentials and stores them in x.narrow. Each lane stores
+ * 16 words of each of its rows, in the order of g2z__word_at, and 4 tokens of each of its columns:
+ * 8 lanes store 32 adjacent bytes. */
+template <typename A, typename E>
+static __device__ __forceinline__ void
+g2z__product_exponentials(const g2z__product_data &x, const float (&c)[2][24][4], int group,
+                          g2z__product_warp &warp) {
+  const int lane = g2z__lane(), column = warp.column + group * 64;
+  const size_t N = (size_t)x.N, M = (size_t)x.M;
+  uint32_t four[2][8]; /* per 8 columns: a pair, and the pair 8 rows below */
+#pragma unroll
+  for (int m = 0; m < 2; m++) {
+    uint32_t y[4][4], none[4][4];
+    float sums[16];
+    g2z__product_piece<A, E, G2Z__FINISH_SOFTMAX_8>(y, none, sums, warp.rows[m], c[m], group, warp);
+#pragma unroll
+    for (int n = 0; n < 8; n++) four[m][n] = y[n / 2][n % 2 * 2] | y[n / 2][n % 2 * 2 + 1] << 16;
+  }
+  if (column >= x.M) return;
+  uint8_t *to = x.narrow + (size_t)(warp.row + lane / 4) * M + (size_t)(column + lane % 4 * 16);
+#pragma unroll
+  for (int m = 0; m < 2; m++)
+#pragma unroll
+    for (int below = 0; below < 2; below++) {
+      unsigned pick = below ? 0x7632 : 0x5410; /* the upper or lower halves of two words */
+      __stcs(reinterpret_cast<uint4 *>(to + (size_t)(m * 64 + below * 8) * M),
+             make_uint4(__byte_perm(four[m][0], four[m][1], pick),
+                        __byte_perm(four[m][2], four[m][3], pick),
+                        __byte_perm(four[m][4], four[m][5], pick),
+                        __byte_perm(four[m][6], four[m][7], pick)));
+    }
+  to = x.narrow + (N * M + (size_t)(column + lane % 4 * 2) * N) +
+       (size_t)(warp.row / 128 * 128 + warp.row % 64 * 2 + lane / 4 * 4);
+#pragma unroll
+  for (int n = 0; n < 8; n++, to += 8 * N) {
+    *reinterpret_cast<uint32_t *>(to) = __byte_perm(four[0][n], four[1][n], 0x6420);
+    *reinterpret_cast<uint32_t *>(to + N) = __byte_perm(four[0][n], four[1][n], 0x7531);
+  }
+}
+
 /* The row of c[m]'s numbers 0 and 1, or with half = 1 of its numbers 2 and 3. */
 static __device__ inline int g2z__product_row_at(const g2z__product_warp &warp, int m, int half) {
   return warp.row + m * 64 + half * 8 + g2z__lane() / 4;
@@ -5631,18 +5710,20 @@ g2z__product_finish(const g2z__product_data &x, float (&c)[2][24][4], g2z__produ
                     unsigned char *staging, const CUtensorMap *out, const CUtensorMap *other,
                     int group) {
   float columns[6];
-  if constexpr (FINISH == G2Z__FINISH_SOFTMAX) g2z__product_words(x, c, warp);
+  if constexpr (g2z__is_softmax<FINISH>) g2z__product_words(x, c, warp);
 #pragma unroll
   for (int n = 0; n < 3; n++) {
     float sums[16] = {};
-    g2z__product_columns<A, E, FINISH>(x, sums, c, n, warp, out, other);
+    if constexpr (FINISH == G2Z__FINISH_SOFTMAX_8)
+      g2z__product_exponentials<A, E>(x, c, n, warp);
+    else g2z__product_columns<A, E, FINISH>(x, sums, c, n, warp, out, other);
     if constexpr (FINISH == G2Z__FINISH_TIMES) {
       g2z__sum_lanes(sums);
       columns[2 * n] = sums[0], columns[2 * n + 1] = sums[1];
     }
   }
   /* Join each row's sum and largest exponent from four lanes and store them. */
-  if constexpr (FINISH == G2Z__FINISH_SOFTMAX)
+  if constexpr (g2z__is_softmax<FINISH>)
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       float sum = warp.rows[i / 2].sum[i % 2], largest = warp.rows[i / 2].largest[i % 2];
@@ -5741,7 +5822,7 @@ g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *s
     }
     warp.row = at.row + warp8 % 4 * 16;
     warp.column = at.column;
-    if constexpr (FINISH == G2Z__FINISH_SOFTMAX) {
+    if constexpr (g2z__is_softmax<FINISH>) {
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         int row = g2z__product_row_at(warp, i / 2, i % 2);
@@ -5771,7 +5852,7 @@ g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *s
  *   other  [N,M] A      in with ADD and TIMES, out with GELU; with ADD it may be `out`
  *   x      sums         [ceil(N/128),M] f32 out with TIMES: of the numbers before their rounding
  *          rows         in and out with SOFTMAX, see g2z__softmax_rows
- *          narrow       out, with GELU and TIMES in 8 bits
+ *          narrow       out, with GELU and TIMES in 8 bits, with SOFTMAX_8 in place of `out`
  * Math    f32 accumulation, but 8-bit products keep 14 bits; M and K are multiples of 8
  * Launch  one block of 384 threads per multiprocessor; 225 KB of shared memory. The loading
  *         warpgroup has 24 registers per thread, the others 240
@@ -5830,6 +5911,9 @@ static g2z__product_kernel g2z__product_kernel_of(const g2z__lt_key *key, int ad
   int plain = epilogue == CUBLASLT_EPILOGUE_DEFAULT || epilogue == CUBLASLT_EPILOGUE_BIAS;
   if (key->type == CUDA_R_8F_E4M3) {
     typedef __nv_fp8_e4m3 E;
+    if constexpr (std::is_same<A, __half>::value)
+      if (epilogue == G2Z__EPILOGUE_SOFTMAX_8)
+        return g2z_k_product_hopper<A, E, G2Z__FINISH_SOFTMAX_8, ROWS>;
     return epilogue == G2Z__EPILOGUE_SOFTMAX ? g2z_k_product_hopper<A, E, G2Z__FINISH_SOFTMAX, ROWS>
            : epilogue == G2Z__EPILOGUE_GELU  ? g2z_k_product_hopper<A, E, G2Z__FINISH_GELU, ROWS>
            : adds                            ? g2z_k_product_hopper<A, E, G2Z__FINISH_ADD, ROWS>
@@ -5901,11 +5985,11 @@ static g2z_status g2z__hopper_product_run(g2z_device *device, const g2z__lt_key 
   x.bias = on->bias;
   x.sums = on->sums;
   x.rows = on->rows;
-  x.narrow = (uint8_t *)on->narrow;
+  x.narrow = (uint8_t *)(key->epilogue == G2Z__EPILOGUE_SOFTMAX_8 ? on->d : on->narrow);
   x.N = N, x.K = K, x.M = M;
   x.down = x.slabs = (int)g2z__blocks((size_t)N, G2Z__PRODUCT_ROWS);
   x.across = (int)g2z__blocks((size_t)M, G2Z__PRODUCT_COLUMNS);
-  x.stripe = key->epilogue == G2Z__EPILOGUE_SOFTMAX ? G2Z__SOFTMAX_STRIPE : G2Z__PRODUCT_STRIPE;
+  x.stripe = key->epilogue >= G2Z__EPILOGUE_SOFTMAX ? G2Z__SOFTMAX_STRIPE : G2Z__PRODUCT_STRIPE;
   return g2z__launch(device, "g2z_k_product_hopper", kernel,
                      (unsigned)min(x.down * x.across, g2z__cuda_of(device)->sms), 384,
                      (size_t)g2z__product_shared::BYTES, left, right, out, other, x);
@@ -6046,24 +6130,28 @@ g2z_k_add_losses(double *sum, const float *losses, int n) {
  * e and h g / z must fit A. Let s be the larger of two sums of exponentials: of the first SAMPLE
  * words, the most frequent ones in a vocabulary like GPT-2's, and of the target alone. In powers of
  * 2, r = log2(s) - BELOW, so that z is at least 16, up to the rounding of the sample's logits. A z
- * above LIMIT would cost h g / z digits in fp16. If z is above LIMIT or below 1, the row's tiles
+ * above MOST would cost h g / z digits in fp16. If z is above MOST or below LEAST, the row's tiles
  * are computed again with an r that makes z 16. If z overflowed or vanished, the new r is ROOM
  * above the row's largest exponent, so that z lies from 1/16 to V/16. In GPT-2's training few tiles
  * have such a row; with 131,072 equally likely words every row is out of bounds.
  *
  * With fp8 the product that makes the exponentials multiplies e4m3. A target's logit is the product
- * of the same rounded numbers, so that loss, z and gradients belong to one softmax. */
+ * of the same rounded numbers, so that loss, z and gradients belong to one softmax.
+ *
+ * With fp8=all, if g2z__head_narrow, the other two products multiply 8 bits, too. e is e5m2, with z
+ * from 256 on, so that e's smallest number is at most 2^-24 of z. e is stored twice, as rows and as
+ * columns, in the memory of 16-bit logits. dwte is g / 2^9 times the product with h 2^9 / z in
+ * e4m3; the columns of h lie in dh's memory until dh is made. A row's largest number belongs to the
+ * target: dh adds what its rounding lost. */
 
 #define G2Z__HEAD_SAMPLE 512
-#define G2Z__HEAD_BELOW 4.0f
-#define G2Z__HEAD_LIMIT 0x1p12f
-#define G2Z__HEAD_ROOM 4.0f
 #define G2Z__HEAD_ROWS 32        /* rows per block of g2z_k_head_rows */
 static_assert(4 * G2Z__HEAD_ROWS == G2Z__PRODUCT_ROWS, "g2z__softmax_rows.again: an int for each");
 
 typedef struct g2z__head_rows {
   float *reference, *target;     /* [n] both in powers of 2: r; the target's logit */
-  float *factor;                 /* [n] g / z */
+  float *factor;                 /* [n] g / z; with gradients in 8 bits also [n] z - e of the target
+                                  * and [1] g / 2^9 */
   int4 *again;                   /* [tiles down] for each 32 rows: 1 if a sum is out of bounds */
   float2 *parts;                 /* [tiles across,n] */
   float *dh;                     /* [n,C] dh before the factor, in the memory of parts */
@@ -6086,11 +6174,23 @@ struct g2z__head_chunk {
 
 /* ----- the rows ---------------------------------------------------------- */
 
-typedef enum g2z__head_numbers { G2Z__HEAD_ACT, G2Z__HEAD_E4M3 } g2z__head_numbers;
+/* 8-bit numbers: none; those of the logits; also those of the gradients. */
+typedef enum g2z__head_numbers { G2Z__HEAD_ACT, G2Z__HEAD_E4M3, G2Z__HEAD_E5M2 } g2z__head_numbers;
+
+/* Powers of 2 for references, and bounds of z, as explained above. */
+template <g2z__head_numbers NUMBERS>
+struct g2z__head_bounds {
+  static constexpr bool EIGHT = NUMBERS == G2Z__HEAD_E5M2;
+  static constexpr float BELOW = EIGHT ? 8 : 4, ROOM = EIGHT ? -8 : 4;
+  static constexpr float LEAST = EIGHT ? 0x1p6f : 1, MOST = EIGHT ? 0x1p15f : 0x1p12f;
+  static __device__ inline float below(int row) {
+    return EIGHT ? BELOW + g2z__head_part(row) : BELOW;
+  }
+};
 
 /* g2z_k_head_guess: the rows' references r, and the targets' logits, both in powers of 2.
  *   rows    reference, target  out
- *           narrow_h, unit     out with E4M3
+ *           narrow_h, unit     out with E4M3 and E5M2
  *   x       h, wte, targets    in
  *   sample  [n,ld] A in        logits of the first words
  * Math    f32; a target's logit is computed here, from its row of wte, and never rounded to A; with
@@ -6111,7 +6211,7 @@ g2z_k_head_guess(g2z__head_rows rows, g2z__head_chunk<A> x, const A *sample, int
   const A *word = x.wte + (size_t)max(x.targets[row], 0) * (size_t)x.C; /* -1: any row */
   g2z__softmax part = {-INFINITY, 0};
   float target = 0, scale_h = 1, unit = G2Z__LOG2E;
-  if constexpr (NUMBERS == G2Z__HEAD_E4M3) {
+  if constexpr (NUMBERS != G2Z__HEAD_ACT) {
     float largest = 0, value[L]; /* the row's largest magnitude */
     for (int i = lane; i * L < x.C; i += (int)G2Z__WARP) {
       g2z__unpack<A>(value, g2z__get(h, (size_t)i));
@@ -6129,7 +6229,7 @@ g2z_k_head_guess(g2z__head_rows rows, g2z__head_chunk<A> x, const A *sample, int
     float a[L], b[L];
     g2z__unpack<A>(a, g2z__get(h, (size_t)i));
     g2z__unpack<A>(b, g2z__get(word, (size_t)i));
-    if constexpr (NUMBERS == G2Z__HEAD_E4M3) {
+    if constexpr (NUMBERS != G2Z__HEAD_ACT) {
 #pragma unroll
       for (int j = 0; j < L; j++) {
         a[j] = g2z__round_e4m3(a[j] * scale_h);
@@ -6147,7 +6247,38 @@ g2z_k_head_guess(g2z__head_rows rows, g2z__head_chunk<A> x, const A *sample, int
   part = g2z__softmax_warp(part);
   if (lane > 0) return;
   rows.target[row] = target;
-  rows.reference[row] = fmaxf(part.max * G2Z__LOG2E + log2f(part.sum), target) - G2Z__HEAD_BELOW;
+  rows.reference[row] = fmaxf(part.max * G2Z__LOG2E + log2f(part.sum), target) -
+                        g2z__head_bounds<NUMBERS>::below((int)row);
+}
+
+/* Eight warps store 32 tokens of 256 columns from `first` on as 8-bit columns. Warp g has tokens
+ * g2z__token_at(block, g, 0..3), each lane 8 columns. */
+static __device__ inline void g2z__columns_put(uint8_t *columns, const uint2 (&eight)[4], int block,
+                                               int first, int n, int C) {
+  __shared__ uint32_t words[8][8][36]; /* [column % 8][g][column / 8]: 4 tokens of a column */
+  const int g = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+  __syncthreads(); /* all threads have read the columns before */
+#pragma unroll
+  for (int half = 0; half < 2; half++)
+#pragma unroll
+    for (int pair = 0; pair < 2; pair++) {
+      unsigned pick = pair ? 0x7362 : 0x5140;
+      uint32_t low = __byte_perm(half ? eight[0].y : eight[0].x, half ? eight[1].y : eight[1].x,
+                                 pick);
+      uint32_t high = __byte_perm(half ? eight[2].y : eight[2].x, half ? eight[3].y : eight[3].x,
+                                  pick);
+      words[half * 4 + pair * 2][g][lane] = __byte_perm(low, high, 0x5410);
+      words[half * 4 + pair * 2 + 1][g][lane] = __byte_perm(low, high, 0x7632);
+    }
+  __syncthreads();
+#pragma unroll
+  for (int turn = 0; turn < 2; turn++) { /* two lanes write 32 bytes of a column */
+    int pack = turn * 16 + lane / 2, part = lane % 2 * 4, at = first + pack * 8 + g;
+    uint4 four = make_uint4(words[g][part][pack], words[g][part + 1][pack],
+                            words[g][part + 2][pack], words[g][part + 3][pack]);
+    if (at < C)
+      *reinterpret_cast<uint4 *>(columns + (size_t)at * (size_t)n + block * 32 + part * 4) = four;
+  }
 }
 
 typedef enum g2z__rows_time { G2Z__ROWS_FIRST, G2Z__ROWS_AGAIN } g2z__rows_time;
@@ -6157,7 +6288,7 @@ typedef enum g2z__rows_time { G2Z__ROWS_FIRST, G2Z__ROWS_AGAIN } g2z__rows_time;
  *   rows    parts, target      in
  *           reference          in; FIRST: also out, for rows whose sum is out of bounds
  *           again              FIRST: out; AGAIN: in, tiles without such a row are skipped
- *           factor             out
+ *           factor             out; with E5M2 all of it, and x.dh becomes 8-bit columns
  *   x       h, targets, state in; losses, dh and the targets' places in logits out
  *   across  tiles of rows.parts
  * Math    f32. If a sum is NaN, or infinite again the second time, dh and dwte become NaN
@@ -6165,14 +6296,16 @@ typedef enum g2z__rows_time { G2Z__ROWS_FIRST, G2Z__ROWS_AGAIN } g2z__rows_time;
  * Cost    8 bytes per row and tile, 4 C per row: 8,192 tokens of 124M are 42 MB
  * Order   each warp adds every 8th tile; then the 8 warps' sums are added in order
  * Oracle  g2z__cpu_head_loss, for all three kernels; test cuda_head */
-template <typename A>
+template <typename A, g2z__head_numbers NUMBERS>
 static __global__ void __launch_bounds__(256)
 g2z_k_head_rows(g2z__head_rows rows, g2z__head_chunk<A> x, int across, g2z__rows_time time) {
   constexpr int L = g2z__lanes<A>;
+  typedef g2z__head_bounds<NUMBERS> Z;
   __shared__ float2 shared[8][G2Z__HEAD_ROWS];
   __shared__ float factors[G2Z__HEAD_ROWS];
   int lane = (int)(threadIdx.x % G2Z__WARP), warp = (int)(threadIdx.x / G2Z__WARP);
   int first = (int)blockIdx.x * G2Z__HEAD_ROWS, row = first + lane;
+  if constexpr (Z::EIGHT) row = g2z__token_at((int)blockIdx.x, lane / 4, lane % 4);
   g2z__k_begin();
   if (time == G2Z__ROWS_AGAIN && !g2z__rows_again(rows.again, (int)blockIdx.x / 4)) return;
   float sum = 0, largest = -INFINITY;
@@ -6188,7 +6321,7 @@ g2z_k_head_rows(g2z__head_rows rows, g2z__head_chunk<A> x, int across, g2z__rows
       sum += shared[other][lane].x;
       largest = fmaxf(largest, shared[other][lane].y);
     }
-    bool here = row < x.n, again = here && !(sum >= 1 && sum <= G2Z__HEAD_LIMIT);
+    bool here = row < x.n, again = here && !(sum >= Z::LEAST && sum <= Z::MOST);
     if (here) {
       float reference = rows.reference[row], target = rows.target[row];
       float others = fmaxf(sum - g2z__exp2(target - reference), 0);
@@ -6196,39 +6329,69 @@ g2z_k_head_rows(g2z__head_rows rows, g2z__head_chunk<A> x, int across, g2z__rows
       const int word = x.targets[row], counts = word >= 0; /* -1: neither loss nor gradient */
       /* A sum in another order may make the loss just less than 0. */
       x.losses[row] = !counts || (loss < 0 && sum > 0) ? 0 : loss;
-      if (counts) x.logits[(size_t)row * (size_t)x.Vp + (size_t)word] = (A)-others;
-      factors[lane] = rows.factor[row] =
-          sum < INFINITY ? (float)counts * x.dloss * x.state->loss_scale / sum : NAN;
+      if constexpr (Z::EIGHT) {
+        uint8_t *e = reinterpret_cast<uint8_t *>(x.logits);
+        uint8_t *columns = e + (size_t)x.n * (size_t)x.Vp;
+        const float g = x.dloss * x.state->loss_scale;
+        if (counts)
+          e[(size_t)row * (size_t)x.Vp + (size_t)g2z__word_at(word)] =
+              columns[(size_t)word * (size_t)x.n + (size_t)(first + lane)] =
+                  (uint8_t)g2z__pair_8<__nv_fp8_e5m2>(make_float2(-others, 0), 1);
+        rows.factor[row] = sum < INFINITY ? (float)counts * g / sum : NAN;
+        rows.factor[x.n + row] = others;
+        if (row == 0) rows.factor[2 * x.n] = g * 0x1p-9f;
+        factors[lane] = sum < INFINITY ? (float)counts * 0x1p9f / sum : NAN;
+      } else {
+        if (counts) x.logits[(size_t)row * (size_t)x.Vp + (size_t)word] = (A)-others;
+        factors[lane] = rows.factor[row] =
+            sum < INFINITY ? (float)counts * x.dloss * x.state->loss_scale / sum : NAN;
+      }
       if (again && time == G2Z__ROWS_FIRST)
         rows.reference[row] =
-            reference + (sum > 0 && sum < INFINITY ? log2f(sum) - G2Z__HEAD_BELOW
-                                                   : largest + G2Z__HEAD_ROOM);
+            reference + (sum > 0 && sum < INFINITY ? log2f(sum) - Z::below(row)
+                                                   : largest + Z::ROOM);
     }
     again = __any_sync(G2Z__ALL_LANES, again);
     if (lane == 0 && time == G2Z__ROWS_FIRST)
       reinterpret_cast<int *>(rows.again)[blockIdx.x] = again;
   }
   __syncthreads();
-  for (int i = warp; i < G2Z__HEAD_ROWS && first + i < x.n; i += 8) {
-    size_t at = (size_t)(first + i) * (size_t)x.C;
-    for (int pack = lane; pack * L < x.C; pack += (int)G2Z__WARP) {
-      float value[L];
-      g2z__unpack<A>(value, g2z__get(x.h + at, (size_t)pack));
+  if constexpr (Z::EIGHT) {
+    for (int column = 0; column < x.C; column += 256) {
+      uint2 eight[4] = {};
 #pragma unroll
-      for (int j = 0; j < L; j++) value[j] *= factors[i];
-      g2z__put(x.dh + at, (size_t)pack, g2z__pack<A>(value));
+      for (int i = 0; i < 4; i++) {
+        if (column + lane * 8 >= x.C) continue;
+        float value[8];
+        size_t at = (size_t)g2z__token_at((int)blockIdx.x, warp, i) * (size_t)x.C + (size_t)column;
+        g2z__unpack<A>(value, g2z__get(x.h + at, (size_t)lane));
+        eight[i] = g2z__pack_8<__nv_fp8_e4m3>(value, factors[4 * warp + i]);
+      }
+      g2z__columns_put(reinterpret_cast<uint8_t *>(x.dh), eight, (int)blockIdx.x, column, x.n, x.C);
+    }
+  } else {
+    for (int i = warp; i < G2Z__HEAD_ROWS && first + i < x.n; i += 8) {
+      size_t at = (size_t)(first + i) * (size_t)x.C;
+      for (int pack = lane; pack * L < x.C; pack += (int)G2Z__WARP) {
+        float value[L];
+        g2z__unpack<A>(value, g2z__get(x.h + at, (size_t)pack));
+#pragma unroll
+        for (int j = 0; j < L; j++) value[j] *= factors[i];
+        g2z__put(x.dh + at, (size_t)pack, g2z__pack<A>(value));
+      }
     }
   }
 }
 
-/* g2z_k_head_scale: x.dh = rows.dh times the rows' factors.
+/* g2z_k_head_scale: x.dh = rows.dh times the rows' factors. With E5M2 rows.dh is also
+ * G2Z__E4M3_W times too large, and the target's rounded term is replaced by the exact one.
  *   rows    dh, factor  in
- *   x       dh          out
+ *   x       dh          out; with E5M2 targets, wte in
  * Math    f32
  * Launch  one thread per pack
  * Cost    6 C bytes per row in 16 bits: 8,192 tokens of C=768 are 38 MB
  * Oracle  as g2z_k_head_rows */
-template <typename A>
+template <typename A, g2z__head_numbers NUMBERS>
 static __global__ void __launch_bounds__(256)
 g2z_k_head_scale(g2z__head_rows rows, g2z__head_chunk<A> x) {
   constexpr int L = g2z__lanes<A>;
@@ -6237,6 +6400,16 @@ g2z_k_head_scale(g2z__head_rows rows, g2z__head_chunk<A> x) {
   if (row >= (size_t)x.n) return;
   float value[L], factor = rows.factor[row];
   g2z__get_floats<L>(value, rows.dh + i * L);
+  if constexpr (NUMBERS == G2Z__HEAD_E5M2) {
+    const float others = rows.factor[(size_t)x.n + row];
+    const float lost = g2z__round_e5m2(others) - others * G2Z__E5M2_SHRINKS;
+    const size_t word = (size_t)max(x.targets[row], 0); /* -1: the factor is 0 */
+    float w[L];
+    g2z__unpack<A>(w, g2z__get(x.wte + word * (size_t)x.C, i % (size_t)(x.C / L)));
+#pragma unroll
+    for (int j = 0; j < L; j++) value[j] += lost * g2z__round_e4m3(w[j] * G2Z__E4M3_W);
+    factor /= G2Z__E4M3_W;
+  }
 #pragma unroll
   for (int j = 0; j < L; j++) value[j] *= factor;
   g2z__put(x.dh, i, g2z__pack<A>(value));
@@ -6257,11 +6430,17 @@ static int g2z__head_fits(const g2z_device *device, int n, int C, int Vp) {
          g2z__hopper_product_fits(device, &key, NULL);
 }
 
-/* A chunk's losses. x->logits become exponentials, x->dh the rows of h times their factors. Two
- * rounds are launched; the second round's kernels end at once if no row is out of bounds. */
+/* The numbers of gradients in 8 bits, which only fp16 has. */
+template <typename A>
+static constexpr g2z__head_numbers g2z__head_eight =
+    std::is_same<A, __half>::value ? G2Z__HEAD_E5M2 : G2Z__HEAD_ACT;
+
+/* A chunk's losses. x->logits become exponentials, x->dh the rows of h times their factors; both in
+ * 8 bits if `narrow`. Two rounds are launched; the second round's kernels end at once if no row is
+ * out of bounds. */
 template <typename A>
 static g2z_status g2z__head_exponentials(g2z_device *device, const g2z__head_chunk<A> *x,
-                                         const g2z__head_rows *rows) {
+                                         const g2z__head_rows *rows, int narrow) {
   const int ld = x->Vp < G2Z__HEAD_SAMPLE ? x->Vp : G2Z__HEAD_SAMPLE;
   unsigned down = (unsigned)g2z__blocks((size_t)x->n, G2Z__PRODUCT_ROWS);
   int across = (int)g2z__blocks((size_t)x->Vp, G2Z__PRODUCT_COLUMNS);
@@ -6269,8 +6448,11 @@ static g2z_status g2z__head_exponentials(g2z_device *device, const g2z__head_chu
                                            ld, CUBLASLT_EPILOGUE_DEFAULT);
   g2z__lt_operands on = g2z__lt_rows(x->logits, x->h, x->wte);
   G2Z_TRY(g2z__lt_multiply(device, &key, &on));
-  constexpr g2z__head_numbers NARROW = sizeof(A) == 2 ? G2Z__HEAD_E4M3 : G2Z__HEAD_ACT;
-  auto guess = device->fp8 ? g2z_k_head_guess<A, NARROW> : g2z_k_head_guess<A, G2Z__HEAD_ACT>;
+  constexpr g2z__head_numbers E4M3 = sizeof(A) == 2 ? G2Z__HEAD_E4M3 : G2Z__HEAD_ACT;
+  constexpr g2z__head_numbers E5M2 = g2z__head_eight<A>;
+  auto guess = narrow ? g2z_k_head_guess<A, E5M2>
+               : device->fp8 ? g2z_k_head_guess<A, E4M3> : g2z_k_head_guess<A, G2Z__HEAD_ACT>;
+  auto finish = narrow ? g2z_k_head_rows<A, E5M2> : g2z_k_head_rows<A, G2Z__HEAD_ACT>;
   G2Z_TRY(g2z__launch(device, "g2z_k_head_guess", guess, (unsigned)g2z__blocks((size_t)x->n, 8),
                       256, 0, *rows, *x, (const A *)x->logits, ld));
   key = g2z__head_key<A>(device, x->n, x->C, x->Vp);
@@ -6279,6 +6461,7 @@ static g2z_status g2z__head_exponentials(g2z_device *device, const g2z__head_chu
     on.a = rows->narrow_wte;
     on.b = rows->narrow_h;
     on.rows.unit = rows->unit;
+    if (narrow) key.epilogue = G2Z__EPILOGUE_SOFTMAX_8;
   }
   on.rows.reference = rows->reference;
   on.rows.parts = rows->parts;
@@ -6286,8 +6469,8 @@ static g2z_status g2z__head_exponentials(g2z_device *device, const g2z__head_chu
   for (int time = G2Z__ROWS_FIRST; time <= G2Z__ROWS_AGAIN; time++) {
     on.rows.again = time == G2Z__ROWS_AGAIN ? rows->again : NULL;
     G2Z_TRY(g2z__hopper_product_run(device, &key, &on));
-    G2Z_TRY(g2z__launch(device, "g2z_k_head_rows", g2z_k_head_rows<A>, 4 * down, 256, 0, *rows, *x,
-                        across, (g2z__rows_time)time));
+    G2Z_TRY(g2z__launch(device, "g2z_k_head_rows", finish, 4 * down, 256, 0, *rows, *x, across,
+                        (g2z__rows_time)time));
   }
   return G2Z_OK;
 }
@@ -6301,26 +6484,33 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *
   G2Z_ASSERT(dwte_dtype == G2Z_FP32 || (N <= chunk && mode == G2Z_OVERWRITE));
   const int sms = g2z__cuda_of(device)->sms;
   const int fused = dh && g2z__head_fits<A>(device, chunk, C, Vp);
+  const int narrow = fused && std::is_same<A, __half>::value &&
+                     g2z__head_narrow(device, N, C, Vp, chunk); /* gradients in 8 bits */
   g2z__head_rows rows = {};
+  uint8_t *words = NULL; /* narrow: C rows of Vp numbers in e4m3, in the order of g2z__word_at */
   if (fused) {
     const size_t most = (size_t)(N < chunk ? N : chunk), row = g2z__align(most * 4);
     const size_t again = g2z__align(g2z__blocks(most, G2Z__PRODUCT_ROWS) * sizeof(int4));
     const size_t parts = g2z__blocks((size_t)Vp, G2Z__PRODUCT_COLUMNS) * most * sizeof(float2);
-    const size_t sums = most * (size_t)C * sizeof(float), narrow = device->fp8 ? 1 : 0;
+    const size_t sums = most * (size_t)C * sizeof(float), fp8 = device->fp8 ? 1 : 0;
     const size_t shared = g2z__align(parts > sums ? parts : sums);
-    const size_t narrow_h = narrow * g2z__align(most * G2Z_NARROW_ROW(C));
-    const size_t narrow_wte = narrow * (size_t)Vp * G2Z_NARROW_ROW(C);
+    const size_t narrow_h = fp8 * g2z__align(most * G2Z_NARROW_ROW(C));
+    const size_t narrow_wte = fp8 * g2z__align((size_t)Vp * G2Z_NARROW_ROW(C));
+    const size_t narrow_words = narrow ? (size_t)C * (size_t)Vp : 0;
+    const size_t factors = narrow ? 2 * row + 256 : row;
     void *memory;
-    G2Z_TRY(g2z__scratch(device, again + 4 * row + shared + narrow_h + narrow_wte, &memory));
+    G2Z_TRY(g2z__scratch(device, again + 3 * row + factors + shared + narrow_h + narrow_wte +
+                                     narrow_words, &memory));
     char *to = (char *)memory;
     rows.again = (int4 *)to, to += again;
     rows.reference = (float *)to, to += row;
     rows.target = (float *)to, to += row;
-    rows.factor = (float *)to, to += row;
+    rows.factor = (float *)to, to += factors;
     rows.unit = (float *)to, to += row;
     rows.parts = (float2 *)to, rows.dh = (float *)to, to += shared;
     rows.narrow_h = (uint8_t *)to, to += narrow_h;
-    rows.narrow_wte = (uint8_t *)to;
+    rows.narrow_wte = (uint8_t *)to, to += narrow_wte;
+    words = (uint8_t *)to;
   }
   for (int first = 0; first < N; first += chunk) {
     size_t at = (size_t)first * (size_t)C;
@@ -6331,9 +6521,13 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *
                             state,           dloss,
                             n, C, V, Vp};
     if constexpr (sizeof(A) == 2)
-      if (fused && device->fp8 && first == 0) /* once for all chunks */
-        G2Z_TRY(g2z__narrow<__nv_fp8_e4m3>(device, rows.narrow_wte, x.wte, G2Z__E4M3_W, Vp, C));
-    if (fused) G2Z_TRY(g2z__head_exponentials(device, &x, &rows));
+      if (fused && device->fp8 && first == 0) { /* once for all chunks */
+        const g2z_narrow_weight both = {wte, words, rows.narrow_wte, Vp, C};
+        if (narrow) G2Z_TRY((g2z__narrow_launch<A, G2Z__NARROW_WORDS>(device, &both, 1)));
+        else
+          G2Z_TRY(g2z__narrow<__nv_fp8_e4m3>(device, rows.narrow_wte, x.wte, G2Z__E4M3_W, Vp, C));
+      }
+    if (fused) G2Z_TRY(g2z__head_exponentials(device, &x, &rows, narrow));
     else { /* losses from logits; if dh is wanted, the gradient overwrites the logits */
       g2z__lt_key key = g2z__lt_rows_key<A, A>(device, n, C, Vp, G2Z__AS_IT_IS, G2Z__TRANSPOSED, Vp,
                                                CUBLASLT_EPILOGUE_DEFAULT);
@@ -6351,15 +6545,23 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *
                                  CUBLASLT_EPILOGUE_DEFAULT);
     g2z__lt_operands on = g2z__lt_rows(dwte, logits, fused ? x.dh : x.h);
     if (first > 0 || mode == G2Z_ACCUMULATE) on.c = dwte;
+    if (narrow) {
+      g2z__lt_eight(&key);
+      on.b = (uint8_t *)logits + (size_t)n * (size_t)Vp;
+      on.scale = rows.factor + 2 * n;
+    }
     G2Z_TRY(g2z__lt_multiply(device, &key, &on));
     auto data_key = fused ? g2z__lt_rows_key<A, float> : g2z__lt_rows_key<A, A>;
     key = data_key(device, n, Vp, C, G2Z__AS_IT_IS, G2Z__AS_IT_IS, C, CUBLASLT_EPILOGUE_DEFAULT);
-    on = g2z__lt_rows(fused ? (void *)rows.dh : x.dh, logits, wte);
+    on = g2z__lt_rows(fused ? (void *)rows.dh : x.dh, logits, narrow ? words : wte);
+    if (narrow) g2z__lt_eight(&key);
     G2Z_TRY(g2z__lt_multiply(device, &key, &on));
     size_t packs = (size_t)n * (size_t)(C / g2z__lanes<A>);
+    auto scale = narrow ? g2z_k_head_scale<A, g2z__head_eight<A>>
+                        : g2z_k_head_scale<A, G2Z__HEAD_ACT>;
     if (fused)
-      G2Z_TRY(g2z__launch(device, "g2z_k_head_scale", g2z_k_head_scale<A>,
-                          (unsigned)g2z__blocks(packs, 256), 256, 0, rows, x));
+      G2Z_TRY(g2z__launch(device, "g2z_k_head_scale", scale, (unsigned)g2z__blocks(packs, 256), 256,
+                          0, rows, x));
   }
   return g2z__launch(device, "g2z_k_add_losses", g2z_k_add_losses, 1, 1024, 0, loss_sum, losses, N);
 }

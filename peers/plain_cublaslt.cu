@@ -8,6 +8,7 @@
 #include <cublasLt.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,6 +16,7 @@ struct description {
   bool transpose_a, transpose_b;
   int epilogue;                /* cublasLtEpilogue_t */
   const void *bias;            /* [m], of D's type */
+  const float *scale;          /* another alpha, on the GPU; or NULL */
 };
 
 struct layout {
@@ -35,6 +37,8 @@ static __device__ float load(matrix of, int64_t at) {
   at += blockIdx.y * of.stride;
   if (of.type == CUDA_R_16F) return __half2float(((const __half *)of.data)[at]);
   if (of.type == CUDA_R_16BF) return __bfloat162float(((const __nv_bfloat16 *)of.data)[at]);
+  if (of.type == CUDA_R_8F_E4M3) return float(((const __nv_fp8_e4m3 *)of.data)[at]);
+  if (of.type == CUDA_R_8F_E5M2) return float(((const __nv_fp8_e5m2 *)of.data)[at]);
   return ((const float *)of.data)[at];
 }
 
@@ -60,7 +64,7 @@ __global__ void plain_product(description how, int64_t m, int64_t n, int64_t k, 
       lost = (total - sum) - more;
       sum = total;
     }
-    sum *= alpha;
+    sum *= how.scale ? alpha * *how.scale : alpha;
     if (beta != 0) sum += beta * load(c, column * c.ld + row);
     if (how.epilogue == CUBLASLT_EPILOGUE_BIAS) sum += load({(void *)how.bias, d.type, 0, 0}, row);
     store(d, column * d.ld + row, sum);
@@ -110,6 +114,7 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t handle,
     case CUBLASLT_MATMUL_DESC_TRANSB: how->transpose_b = *(const int *)value == CUBLAS_OP_T; break;
     case CUBLASLT_MATMUL_DESC_EPILOGUE: how->epilogue = *(const int *)value; break;
     case CUBLASLT_MATMUL_DESC_BIAS_POINTER: how->bias = *(const void *const *)value; break;
+    case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER: how->scale = *(const float *const *)value; break;
     default: return CUBLAS_STATUS_NOT_SUPPORTED;
   }
   return CUBLAS_STATUS_SUCCESS;

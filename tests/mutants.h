@@ -84,6 +84,8 @@
   X(head_overwrite, OP_HEAD, IN_MICRO, "the LM head's part forgets the micro-steps before")        \
   X(head_fp8, OP_NONE, TESTS("ops_head fp8", "(fp16 bf16) cuda_head cuda_fp8"),                    \
     "logits come from operands that are not rounded to e4m3")                                      \
+  X(head_fp8_gradients, OP_NONE, TESTS("ops_head", "(fp16) cuda_head"),                            \
+    "the LM head's gradients come from numbers of 16 bits")                                        \
   X(norm_of_grads, OP_NONE, TESTS("ops_sums_and_casts zero_equal", "cuda_optimizer cuda_golden"),  \
     "the norm leaves the last range out")                                                          \
   X(decide_tokens, OP_DECIDE, IN_GOLDEN, "the loss is the mean over twice as many tokens")         \
@@ -379,6 +381,7 @@ static g2z_status mutant_head_loss(g2z_device *device, float *losses, double *lo
   const g2z_fp8 fp8 = device->fp8;
   if (IS(device, head_scale)) dloss *= 2;
   if (IS(device, head_fp8)) device->fp8 = G2Z_FP8_NONE;
+  if (IS(device, head_fp8_gradients) && fp8) device->fp8 = G2Z_FP8_LOGITS;
   if (IS(device, head_padding)) V = Vp;
   if (IS(device, head_row) && N > 1) N--;
   if (IS(device, head_overwrite)) mode = G2Z_OVERWRITE;

@@ -967,6 +967,71 @@ static void ops_head(ops_env *e, const int *shape) {
   }
 }
 
+/* The place between two powers of 2 of a row's sum of exponentials in 8 bits. */
+static double ops_head_sum(int row) {
+  return exp2(8 + floor(fmod(row * 2654435769.0, 4294967296.0) / 256) / 16777216);
+}
+/* Gradients in 8 bits. dlogits are those numbers of e5m2 that are nearest to the exact ones, and dh
+ * and dwte their products with rounded operands. Only the last chunk's dlogits remain, so each
+ * chunk also runs alone. */
+static void ops_head_eight(ops_env *e, const int *shape) {
+  const int N = shape[0], C = shape[1], V = shape[2], Vp = (V + 127) / 128 * 128, rows = 128;
+  float *h = ops_random(e, N * C, 2), *wte = ops_random(e, Vp * C, 0.5f);
+  float *own = ops_output(e, rows * V), *logits = ops_output(e, rows * Vp);
+  float *losses = ops_output(e, N), *dh = ops_output(e, N * C), *dwte = ops_output(e, Vp * C);
+  float *narrow_h = ops_narrow(e, &ops_e4m3, h, N, C, 0), *right = ops_output(e, rows * C);
+  float *narrow_wte = ops_narrow(e, &ops_e4m3, wte, V, C, 32), *before = ops_output(e, Vp * C);
+  double *want_h = ops_doubles(e, rows * C), *size_h = ops_doubles(e, rows * C), loss_sum = 0;
+  double *want_w = ops_doubles(e, V * C), *size_w = ops_doubles(e, V * C);
+  int32_t *targets = (int32_t *)malloc((size_t)N * sizeof *targets);
+  for (int i = 0; i < N; i++) targets[i] = i % 50 == 7 ? -1 : (i * 31) % V;
+  const float dloss = 1.0f / 64, g = 8;
+  e->device->fp8 = G2Z_FP8_ALL;
+  e->state.loss_scale = 512;
+  for (int first = 0; first < N; first += rows) {
+    const float *from = h + first * C;
+    ops_begin(want_w, size_w, first ? dwte : NULL, V * C);
+    ops_begin(want_h, size_h, NULL, rows * C);
+    OPS_RUN(e, head_logits, own, narrow_h + first * C, narrow_wte, rows, C, V);
+    OPS_RUN(e, head_loss, losses, &loss_sum, dh, dwte, G2Z_FP32, logits, from, wte,
+            targets + first, dloss, &e->state, first ? G2Z_ACCUMULATE : G2Z_OVERWRITE, rows, C, V,
+            Vp, rows);
+    ops_product(want_h, size_h, logits, Vp, 1, narrow_wte, C, 1, rows, C, V);
+    for (int i = 0; i < rows; i++) {
+      const int target = targets[first + i];
+      const double z = ops_head_sum(i);
+      double sum = 0, exact = 0;
+      for (int v = 0; v < V; v++) sum += exp((double)g2z__round(e->dtype, own[i * V + v]));
+      for (int v = 0; v < V; v++) {
+        const double p = exp((double)g2z__round(e->dtype, own[i * V + v])) / sum;
+        const double want = target < 0 ? 0 : (p - (v == target)) * z;
+        const double ulp = ldexp(1, fabs(want) < 0x1p-14 ? -16 : ilogb(want) - 2);
+        const float got = logits[i * Vp + v];
+        if (v == target) exact = want;
+        FAIL_IF(e->t, !(got == g2z__round_e5m2(got) && fabs((double)got - want) <= 0.50001 * ulp),
+                "dlogits[%d,%d] is %g; exact: %g", i, v, (double)got, want);
+      }
+      for (int c = 0; c < C; c++) {
+        double *at = want_h + i * C + c;
+        if (target >= 0)
+          *at += (exact * 0.99724 - (double)logits[i * Vp + target]) *
+                 (double)narrow_wte[target * C + c];
+        *at *= (double)g / z, size_h[i * C + c] *= (double)g / z;
+        right[i * C + c] = g2z__round_e4m3(from[i * C + c] * (512 / (float)z)) * (g / 512);
+      }
+    }
+    ops_product(want_w, size_w, logits, 1, Vp, right, C, 1, V, C, rows);
+    ops_expect(e, "head_loss's dh in 8 bits", dh, want_h, size_h, rows * C, e->dtype,
+               64 + ops_walk(V));
+    ops_expect(e, "head_loss's dwte in 8 bits", dwte, want_w, size_w, V * C, G2Z_FP32,
+               ops_walk(rows));
+  }
+  OPS_RUN(e, head_loss, losses, &loss_sum, dh, before, G2Z_FP32, logits, h, wte, targets, dloss,
+          &e->state, G2Z_OVERWRITE, N, C, V, Vp, rows);
+  CHECK(e->t, memcmp(before, dwte, (size_t)(V * C) * sizeof *dwte) == 0);
+  free(targets);
+}
+
 static void ops_head_fp8(ops_env *e, const int *shape) {
   e->device->fp8 = G2Z_FP8_LOGITS;
   ops_head(e, shape);
@@ -977,6 +1042,8 @@ static void test_ops_head(g2z_test *t) {
       {1, 8, 2, 1}, {37, 24, 301, 10}, {70, 40, 1100, 64}, {37, 24, 301, 37}};
   ops_each(t, ops_head, shapes, 4);
   ops_each(t, ops_head_fp8, shapes, 4);
+  static const int eight[2][4] = {{128, 16, 301, 128}, {256, 48, 130, 128}};
+  ops_each(t, ops_head_eight, eight, 2);
 }
 
 /* ----- end of a step ---------------------------------------------------- */

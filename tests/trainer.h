@@ -158,15 +158,18 @@ static double test_grads_apart(const test_trace *a, const test_trace *b) {
  * not change a bit. A score does not use 8 bits. A step does, and its loss differs slightly: a
  * fresh model's logits are small, and e4m3 is off by a sixteenth of a number at most. Gradients in
  * e5m2 change results from the second step on. One head of 40 channels leaves gaps between 8-bit
- * rows; Hopper's attention takes 64. */
+ * rows; Hopper's attention takes 64. With 64 channels the LM head's gradients, too, are in 8 bits;
+ * on a GPU its exponentials then have another scale, which may change the loss's last bits. */
 static void test_fp8_on(g2z_test *t, g2z_device_kind device, int graph, int channels) {
   enum { RUNS = G2Z_FP8_COUNT + 1 };
   static test_trace traces[RUNS];
   for (int d = 1; d < 3; d++) {
-    test_batch b = test_some_batch();
+    const int seq = channels < 64 ? 16 : 64;
+    int32_t tokens[129];
     double scores[RUNS];
-    float losses[32];
-    g2z_train_config config = test_config_of(channels < 64 ? 2 : 1, 1, channels, 16, 61);
+    float losses[128];
+    g2z_train_config config = test_config_of(channels < 64 ? 2 : 1, 1, channels, seq, 61);
+    test_tokens(tokens, 129, 61, 3);
     config.dtype = test_dtypes[d];
     config.graph = graph;
     config.tune = G2Z_TUNE_OFF;
@@ -177,8 +180,9 @@ static void test_fp8_on(g2z_test *t, g2z_device_kind device, int graph, int chan
       config.fp8 = (g2z_fp8)(run < ways ? run : ways - 1);
       REQUIRE_OK(t, test_trainer_on(t, device, &config, &tt));
       if (run == ways) tt.trainer->device->narrow_count = 0; /* products round weights themselves */
-      CHECK_OK(t, g2z_model_score(&tt.trainer->model, b.x, b.y, 2, 16, losses, scores + run));
-      test_steps(t, tt.trainer, b.x, b.y, TRACE_STEPS, traces[run].losses, NULL);
+      CHECK_OK(t, g2z_model_score(&tt.trainer->model, tokens, tokens + 1, 2, seq, losses,
+                                  scores + run));
+      test_steps(t, tt.trainer, tokens, tokens + 1, TRACE_STEPS, traces[run].losses, NULL);
       test_trace_end(t, tt.trainer, traces + run);
       test_trainer_close(t, &tt);
     }
@@ -189,7 +193,8 @@ static void test_fp8_on(g2z_test *t, g2z_device_kind device, int graph, int chan
     for (int run = 1; run < ways; run++)
       for (int step = 0; step < TRACE_STEPS; step++) {
         int same = run == G2Z_FP8_ALL && step == 0;
-        CHECK(t, (traces[run].losses[step] == traces[run - 1].losses[step]) == same);
+        if (!same || seq < 64 || device == G2Z_DEVICE_CPU)
+          CHECK(t, (traces[run].losses[step] == traces[run - 1].losses[step]) == same);
         CHECK_NEAR(t, traces[run].losses[step], traces[0].losses[step], 0.01);
       }
   }
