@@ -204,9 +204,9 @@ static double flops_of_matrices(const g2z_matrices *shapes, int count) {
      (d, dx, dbias, dy, w, slope, narrow, mode, N, K, O),                                         \
      product_of(K, O), "_bwd_data", GFLOP, 2.0 * N * K * O, mode == G2Z_OVERWRITE)                \
   OP(linear_bwd_weight,                                                                           \
-     (g2z_device *d, void *dw, const void *x, const void *dy, g2z_write mode, int N, int K,       \
-      int O),                                                                                     \
-     (d, dw, x, dy, mode, N, K, O),                                                               \
+     (g2z_device *d, void *dw, const void *x, const void *dy, const void *narrow_dy,              \
+      g2z_write mode, int N, int K, int O),                                                       \
+     (d, dw, x, dy, narrow_dy, mode, N, K, O),                                                    \
      product_of(K, O), "_bwd_weight", GFLOP, 2.0 * N * K * O, mode == G2Z_OVERWRITE)              \
   OP(attention_bwd,                                                                               \
      (g2z_device *d, void *dqkv, void *narrow, void *dbias, const void *dout, const void *out,    \

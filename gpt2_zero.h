@@ -467,8 +467,7 @@ G2Z_API void g2z_json_put_bool(g2z_json_out *out, const char *key, int value);
   X(FP8_NONE,    "none")    /* all products have operands of dtype */                             \
   X(FP8_LOGITS,  "logits")  /* the product that makes the LM head's logits */                     \
   X(FP8_FORWARD, "forward") /* logits, and the forward products qkv, attproj, fc and fcproj */    \
-  X(FP8_ALL,     "all")     /* forward, gradients of the LM head, data gradients of qkv, fc,      \
-                             * fcproj; needs dtype fp16 */
+  X(FP8_ALL,     "all")     /* forward, and all gradients but attproj's; needs dtype fp16 */
 
 #define G2Z_OPTIMIZER_LIST(X)                                                                     \
   X(OPTIMIZER_ADAMW, "adamw")                                                                     \
@@ -989,8 +988,10 @@ G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, c
  *     fp8=logits                             wte times 32. Hopper's 8-bit sums keep 14 bits
  *   operands of qkv, attproj,     e4m3       in training only: inputs times 4, weights times 32;
  *     fc, fcproj, fp8=forward                clamped to 448, the largest of e4m3
- *   gradients that enter qkv,     e5m2       for the product with the weights; clamped to 57344.
- *     fc, fcproj, fp8=all                    Weight gradients are made from act
+ *   gradients that enter qkv,     e5m2       clamped to 57344
+ *     fc, fcproj, fp8=all
+ *   operands of weight gradients  as above   act, unless 128 divides N and 16 divides C. In 8 bits,
+ *     of qkv, fc, fcproj, fp8=all            ln1, ln2, GELU and fc's gradient are not kept in act
  *   operands of the LM head's     e4m3,      h times 2^9 over a row's sum of exponentials, wte
  *     gradients, fp8=all          e5m2       times 32; exponentials. act, unless 128 divides N
  *   weight and bias gradients     grad type  act; fp32 with --accum > 2, tf32 or --grad-dtype fp32
@@ -1215,6 +1216,10 @@ typedef struct g2z_ops {
    * activations times 4 in e4m3, gradients in e5m2. A row of n takes G2Z_NARROW_ROW(n) bytes. A CPU
    * neither writes nor reads it: its products round x and dy themselves.
    *
+   * If g2z__narrow_columns(device, N, n), `narrow` may be the tensor [N,n] itself. Then two copies
+   * replace it: its rows, then its columns [n,N], whose tokens have another order within each 128.
+   * Only products with 8-bit operands read such a tensor.
+   *
    * y[N,C] act = (x - mean) * rstd * w + b, also narrow; mean[N], rstd[N] f32 are kept for
    * backward. */
   g2z_status (*layernorm_fwd)(g2z_device *device, void *y, void *narrow, float *mean, float *rstd,
@@ -1238,14 +1243,16 @@ typedef struct g2z_ops {
                            const void *residual, const g2z_dropout *dropout, int N, int K, int O);
   /* dx[N,K] act = dy[N,O] w^T. With slope[N,K], where x = gelu(z): dx = (dy w^T) * slope is the
    * gradient of z, and dbias[K] grad = its column sums. narrow not NULL, in fp16: dy is rounded
-   * to e5m2, w to e4m3, times 32. With slope, dx is also written to narrow; without slope, dy is
-   * read from there. */
+   * to e5m2, w to e4m3, times 32. Without slope, dy is read from narrow. With slope, dx is also
+   * written to narrow; but if g2z__narrow_columns(device, N, O) and also with K, dy's rows and
+   * columns are written to narrow, and those of dx replace dx. */
   g2z_status (*linear_bwd_data)(g2z_device *device, void *dx, void *dbias, const void *dy,
                                 const void *w, const void *slope, void *narrow, g2z_write mode,
                                 int N, int K, int O);
-  /* dw[K,O] grad = x^T dy */
+  /* dw[K,O] grad = x^T dy. narrow_dy not NULL, in fp16: x is rounded to e4m3, dy to e5m2; rows and
+   * columns have replaced x, and those of dy are in narrow_dy. */
   g2z_status (*linear_bwd_weight)(g2z_device *device, void *dw, const void *x, const void *dy,
-                                  g2z_write mode, int N, int K, int O);
+                                  const void *narrow_dy, g2z_write mode, int N, int K, int O);
   /* Writes the 8-bit copies of the weights device->narrow [first, first + 4). From then on an 8-bit
    * product with such a w reads its copy. */
   g2z_status (*narrow_weights)(g2z_device *device, int first);
@@ -1255,7 +1262,8 @@ typedef struct g2z_ops {
   g2z_status (*attention_fwd)(g2z_device *device, void *out, void *narrow, float *lse,
                               const void *qkv, const g2z_dropout *dropout, int B, int T, int C,
                               int NH);
-  /* dqkv[B,T,3,NH,HS] act; narrow: rows of 3C; dbias[3C] grad: column sums of dqkv. */
+  /* dqkv[B,T,3,NH,HS] act; dbias[3C] grad: column sums of dqkv. narrow: rows of 3C, and columns
+   * after them if g2z__narrow_columns(device, B * T, C); then dqkv need not be written. */
   g2z_status (*attention_bwd)(g2z_device *device, void *dqkv, void *narrow, void *dbias,
                               const void *dout, const void *out, const float *lse,
                               const void *qkv, g2z_write mode, const g2z_dropout *dropout, int B,
@@ -1267,8 +1275,7 @@ typedef struct g2z_ops {
    * overwrites dwte. logits[chunk,Vp] act: scratch. A target of -1 has loss 0 and no gradient. Rows
    * V..Vp-1 of wte never reach the softmax; dwte is 0 there. With dh and device->fp8, h and wte are
    * rounded to e4m3 before they make logits: h with a scale per row, wte times 32. dh and dwte are
-   * made from the original h and wte, but from 8-bit numbers with fp8=all in fp16 if N and `chunk`
-   * are multiples of 128, C is one of 16 and Vp one of 64. */
+   * made from the original h and wte; but from 8-bit numbers if g2z__head_narrow(). */
   g2z_status (*head_loss)(g2z_device *device, float *losses, double *loss_sum, void *dh,
                           void *dwte, g2z_dtype dwte_dtype, void *logits, const void *h,
                           const void *wte, const int32_t *targets, float dloss,
@@ -1362,10 +1369,12 @@ struct g2z_device {
   struct g2z__timers *timers;  /* of spans; NULL: not timed */
 };
 
-/* Whether head_loss makes dh and dwte from 8-bit numbers. */
+/* Whether sums over N tokens have 8-bit operands: gradients of weights, and of the LM head. */
+static inline int g2z__narrow_columns(const g2z_device *device, int N, int C) {
+  return device->fp8 == G2Z_FP8_ALL && N % 128 == 0 && C % 16 == 0;
+}
 static inline int g2z__head_narrow(const g2z_device *device, int N, int C, int Vp, int chunk) {
-  return device->fp8 == G2Z_FP8_ALL && N % 128 == 0 && (N <= chunk || chunk % 128 == 0) &&
-         C % 16 == 0 && Vp % 64 == 0;
+  return g2z__narrow_columns(device, N, C) && (N <= chunk || chunk % 128 == 0) && Vp % 64 == 0;
 }
 
 G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kind, g2z_dtype dtype,
@@ -6100,12 +6109,21 @@ G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_data(g2z_device *device, void *dx, v
 }
 
 G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_weight(g2z_device *device, void *dw, const void *x,
-                                                   const void *dy, g2z_write mode, int N, int K,
-                                                   int O) {
+                                                   const void *dy, const void *narrow_dy,
+                                                   g2z_write mode, int N, int K, int O) {
+  const size_t n_x = (size_t)N * (size_t)K, n_dy = (size_t)N * (size_t)O;
+  float *rounded = NULL;
+  if (narrow_dy) {
+    G2Z_TRY(G2Z_NEW(device->services, n_x + n_dy, &rounded));
+    g2z__cpu_e4m3(rounded, (const float *)x, n_x, G2Z__E4M3_X);
+    g2z__cpu_e5m2(rounded + n_x, (const float *)dy, n_dy);
+    x = rounded, dy = rounded + n_x;
+  }
   g2z__cpu_product p =
       g2z__cpu_product_of(K, O, N, g2z__cpu_transposed(x, K), g2z__cpu_rows(dy, O));
   p.out = (float *)dw, p.dtype = device->grad_dtype, p.mode = mode;
   g2z__cpu_multiply(&p);
+  g2z_release(device->services, rounded);
   return G2Z_OK;
 }
 
@@ -8996,20 +9014,24 @@ G2Z__PRIVATE void *g2z__residual(const g2z_model *model, int layer) {
 #define G2Z__W(name) g2z__parameter(model, unit, G2Z_##name)
 #define G2Z__G(name) g2z__grad(model, unit, G2Z_##name)
 
-/* Addresses for 8-bit copies, or NULL. `fc`, for GELU's output, and `row`, for the outputs of
- * LayerNorm and attention, lie in WIDE, which is free while block_activations runs. In backward
- * `gradient` lies in FC after ln2's gradient; it holds fc's gradient, then qkv's. */
+/* Addresses for 8-bit copies, or NULL. Those of activations lie in WIDE, which is free while
+ * block_activations runs. In backward `gradient` lies in FC after ln2's gradient; it holds fc's
+ * gradient, then qkv's. If weight gradients have 8-bit operands, copies replace LN1, LN2, FC and
+ * fc's gradient, and `dproj`, the copies of the gradient that fcproj receives, replaces FC's rows,
+ * which only forward needs. */
 typedef struct g2z__narrow_places {
-  void *fc, *row, *gradient;
+  void *ln1, *att, *ln2, *fc, *dproj, *gradient;
 } g2z__narrow_places;
 G2Z__PRIVATE g2z__narrow_places g2z__narrow_of(const g2z_model *model, const g2z__pass *pass,
                                                int layer) {
   size_t rows = (size_t)pass->B * (size_t)pass->T * (size_t)model->plan->model.channels;
   char *wide = (char *)G2Z__A(WIDE), *fc = (char *)G2Z__A(FC);
-  g2z__narrow_places narrow = {NULL, NULL, NULL};
-  if (model->device->fp8 >= G2Z_FP8_FORWARD) narrow.fc = wide, narrow.row = wide + 4 * rows;
-  if (model->device->fp8 >= G2Z_FP8_ALL)
-    narrow.gradient = fc + rows * model->plan->dtype_bytes;
+  g2z__narrow_places narrow = {NULL, NULL, NULL, NULL, NULL, NULL};
+  if (model->device->fp8 < G2Z_FP8_FORWARD) return narrow;
+  narrow.fc = wide, narrow.ln1 = narrow.att = narrow.ln2 = wide + 4 * rows;
+  if (model->device->fp8 == G2Z_FP8_ALL) narrow.gradient = fc + rows * model->plan->dtype_bytes;
+  if (g2z__narrow_columns(model->device, pass->B * pass->T, model->plan->model.channels))
+    narrow.ln1 = G2Z__A(LN1), narrow.ln2 = G2Z__A(LN2), narrow.fc = narrow.dproj = fc;
   return narrow;
 }
 
@@ -9027,21 +9049,21 @@ G2Z__PRIVATE g2z_status g2z__block_activations(const g2z_model *model, const g2z
   qkv = (char *)qkv +
         (size_t)pass->sequence * (size_t)pass->window * 3 * (size_t)C * model->plan->dtype_bytes;
 
-  G2Z_TRY(op->layernorm_fwd(dev, G2Z__A(LN1), narrow.row, G2Z__F(LN1_MEAN), G2Z__F(LN1_RSTD), res,
+  G2Z_TRY(op->layernorm_fwd(dev, G2Z__A(LN1), narrow.ln1, G2Z__F(LN1_MEAN), G2Z__F(LN1_RSTD), res,
                             G2Z__W(LN1W), G2Z__W(LN1B), N, C));
-  G2Z_TRY(op->linear_fwd(dev, pass->positions ? next : qkv, NULL, NULL, G2Z__A(LN1), narrow.row,
+  G2Z_TRY(op->linear_fwd(dev, pass->positions ? next : qkv, NULL, NULL, G2Z__A(LN1), narrow.ln1,
                          G2Z__W(QKVW), G2Z__W(QKVB), NULL, NULL, N, C, 3 * C));
   if (pass->positions)
     G2Z_TRY(op->attention_next(dev, G2Z__A(ATT), qkv, next, pass->positions, pass->B,
                                pass->window, C, NH));
   else
-    G2Z_TRY(op->attention_fwd(dev, G2Z__A(ATT), narrow.row, G2Z__F(LSE), qkv, &drop_att, pass->B,
+    G2Z_TRY(op->attention_fwd(dev, G2Z__A(ATT), narrow.att, G2Z__F(LSE), qkv, &drop_att, pass->B,
                               pass->T, C, NH));
-  G2Z_TRY(op->linear_fwd(dev, G2Z__A(RES2), NULL, NULL, G2Z__A(ATT), narrow.row,
+  G2Z_TRY(op->linear_fwd(dev, G2Z__A(RES2), NULL, NULL, G2Z__A(ATT), narrow.att,
                          G2Z__W(ATTPROJW), G2Z__W(ATTPROJB), res, &drop_attproj, N, C, C));
-  G2Z_TRY(op->layernorm_fwd(dev, G2Z__A(LN2), narrow.row, G2Z__F(LN2_MEAN), G2Z__F(LN2_RSTD),
+  G2Z_TRY(op->layernorm_fwd(dev, G2Z__A(LN2), narrow.ln2, G2Z__F(LN2_MEAN), G2Z__F(LN2_RSTD),
                             G2Z__A(RES2), G2Z__W(LN2W), G2Z__W(LN2B), N, C));
-  return op->linear_fwd(dev, G2Z__A(FC), narrow.fc, G2Z__A(FCSLOPE), G2Z__A(LN2), narrow.row,
+  return op->linear_fwd(dev, G2Z__A(FC), narrow.fc, G2Z__A(FCSLOPE), G2Z__A(LN2), narrow.ln2,
                         G2Z__W(FCW), G2Z__W(FCB), NULL, NULL, N, C, 4 * C);
 }
 
@@ -9108,7 +9130,7 @@ G2Z__PRIVATE void *g2z__dln1(const g2z_model *model, const g2z__pass *pass) {
  * of the block's output stream, and its copy masked by the projection's dropout. Out: DRES, the
  * gradient of the stream between attention and ln2, and ln1's output gradient. Two buffers are
  * reused when nothing needs their activations any more: LNF for masked gradients, FC for ln2's
- * gradient followed by `narrow`. */
+ * gradient followed by narrow.gradient. */
 G2Z__PRIVATE g2z_status g2z__unit_backward(const g2z_model *model, const g2z__pass *pass,
                                            int unit) {
   g2z_device *dev = model->device;
@@ -9129,29 +9151,39 @@ G2Z__PRIVATE g2z_status g2z__unit_backward(const g2z_model *model, const g2z__pa
   void *dres = G2Z__A(DRES), *dropped = G2Z__A(LNF), *dfc = G2Z__A(WIDE), *dln2 = G2Z__A(FC);
   void *dqkv = G2Z__A(WIDE), *datt = g2z__dln1(model, pass);
   void *dln1 = datt; /* dln1 is written only after datt was read */
-  void *narrow = g2z__narrow_of(model, pass, layer).gradient;
+  const g2z__narrow_places narrow = g2z__narrow_of(model, pass, layer);
+  const int columns = narrow.dproj != NULL; /* else narrow.gradient overwrites FC */
   const void *dproj = g2z__dropped(model, pass);
 
   /* The same inputs, dropout and algorithms give the same bits. The last block needs no recompute:
    * no other block has overwritten its activations. */
   if (plan->recompute == G2Z_RECOMPUTE_BLOCK && layer < plan->model.layers - 1)
     G2Z_TRY(g2z__block_activations(model, pass, layer));
-  G2Z_TRY(op->linear_bwd_weight(dev, G2Z__G(FCPROJW), G2Z__A(FC), dproj, mode, N, 4 * C, C));
+  if (!columns)
+    G2Z_TRY(op->linear_bwd_weight(dev, G2Z__G(FCPROJW), G2Z__A(FC), dproj, NULL, mode, N, 4 * C,
+                                  C));
   G2Z_TRY(op->linear_bwd_data(dev, dfc, G2Z__G(FCB), dproj, G2Z__W(FCPROJW), G2Z__A(FCSLOPE),
-                              narrow, mode, N, 4 * C, C));
-  G2Z_TRY(op->linear_bwd_weight(dev, G2Z__G(FCW), G2Z__A(LN2), dfc, mode, N, C, 4 * C));
-  G2Z_TRY(op->linear_bwd_data(dev, dln2, NULL, dfc, G2Z__W(FCW), NULL, narrow, mode, N, C, 4 * C));
+                              columns ? narrow.dproj : narrow.gradient, mode, N, 4 * C, C));
+  if (columns)
+    G2Z_TRY(op->linear_bwd_weight(dev, G2Z__G(FCPROJW), G2Z__A(FC), dproj, narrow.dproj, mode, N,
+                                  4 * C, C));
+  G2Z_TRY(op->linear_bwd_weight(dev, G2Z__G(FCW), G2Z__A(LN2), dfc, columns ? dfc : NULL, mode, N,
+                                C, 4 * C));
+  G2Z_TRY(op->linear_bwd_data(dev, dln2, NULL, dfc, G2Z__W(FCW), NULL,
+                              columns ? dfc : narrow.gradient, mode, N, C, 4 * C));
   G2Z_TRY(op->layernorm_bwd(dev, dres, dropped, G2Z__G(LN2W), G2Z__G(LN2B), G2Z__G(ATTPROJB), dln2,
                             G2Z__A(RES2), G2Z__W(LN2W), G2Z__F(LN2_MEAN), G2Z__F(LN2_RSTD),
                             G2Z_ACCUMULATE, mode, &drop_attproj, N, C));
   const void *dattproj = g2z__dropped(model, pass);
-  G2Z_TRY(op->linear_bwd_weight(dev, G2Z__G(ATTPROJW), G2Z__A(ATT), dattproj, mode, N, C, C));
+  G2Z_TRY(op->linear_bwd_weight(dev, G2Z__G(ATTPROJW), G2Z__A(ATT), dattproj, NULL, mode, N, C, C));
   G2Z_TRY(op->linear_bwd_data(dev, datt, NULL, dattproj, G2Z__W(ATTPROJW), NULL, NULL, mode, N, C,
                               C));
-  G2Z_TRY(op->attention_bwd(dev, dqkv, narrow, G2Z__G(QKVB), datt, G2Z__A(ATT), G2Z__F(LSE),
-                            G2Z__A(QKV), mode, &drop_att, pass->B, pass->T, C, NH));
-  G2Z_TRY(op->linear_bwd_weight(dev, G2Z__G(QKVW), G2Z__A(LN1), dqkv, mode, N, C, 3 * C));
-  return op->linear_bwd_data(dev, dln1, NULL, dqkv, G2Z__W(QKVW), NULL, narrow, mode, N, C, 3 * C);
+  G2Z_TRY(op->attention_bwd(dev, dqkv, narrow.gradient, G2Z__G(QKVB), datt, G2Z__A(ATT),
+                            G2Z__F(LSE), G2Z__A(QKV), mode, &drop_att, pass->B, pass->T, C, NH));
+  G2Z_TRY(op->linear_bwd_weight(dev, G2Z__G(QKVW), G2Z__A(LN1), dqkv,
+                                columns ? narrow.gradient : NULL, mode, N, C, 3 * C));
+  return op->linear_bwd_data(dev, dln1, NULL, dqkv, G2Z__W(QKVW), NULL, narrow.gradient, mode, N, C,
+                             3 * C);
 }
 
 /* Backward of one LayerNorm: a block's first or the final one. Adds to DRES, the gradient of its

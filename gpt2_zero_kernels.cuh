@@ -669,6 +669,42 @@ static __device__ inline uint2 g2z__pack_narrow(uint4 pack) {
       g2z__pair_narrow<A, E>(pack.z) | g2z__pair_narrow<A, E>(pack.w) << 16);
 }
 
+/* The order of tokens in 8-bit columns: byte 32 block + 4 g + i of a column has this token. A lane
+ * of a product holds the four tokens of one g in a tile of 128. */
+static __device__ inline int g2z__token_at(int block, int g, int i) {
+  return block / 4 * 128 + i / 2 * 64 + block % 4 * 16 + i % 2 * 8 + g;
+}
+
+/* Eight warps store 32 tokens of 256 columns from `first` on as 8-bit columns. Warp g has tokens
+ * g2z__token_at(block, g, 0..3), each lane 8 columns. */
+static __device__ inline void g2z__columns_put(uint8_t *columns, const uint2 (&eight)[4], int block,
+                                               int first, int n, int C) {
+  __shared__ uint32_t words[8][8][36]; /* [column % 8][g][column / 8]: 4 tokens of a column */
+  const int g = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+  __syncthreads(); /* all threads have read the columns before */
+#pragma unroll
+  for (int half = 0; half < 2; half++)
+#pragma unroll
+    for (int pair = 0; pair < 2; pair++) {
+      unsigned pick = pair ? 0x7362 : 0x5140;
+      uint32_t low = __byte_perm(half ? eight[0].y : eight[0].x, half ? eight[1].y : eight[1].x,
+                                 pick);
+      uint32_t high = __byte_perm(half ? eight[2].y : eight[2].x, half ? eight[3].y : eight[3].x,
+                                  pick);
+      words[half * 4 + pair * 2][g][lane] = __byte_perm(low, high, 0x5410);
+      words[half * 4 + pair * 2 + 1][g][lane] = __byte_perm(low, high, 0x7632);
+    }
+  __syncthreads();
+#pragma unroll
+  for (int turn = 0; turn < 2; turn++) { /* two lanes write 32 bytes of a column */
+    int pack = turn * 16 + lane / 2, part = lane % 2 * 4, at = first + pack * 8 + g;
+    uint4 four = make_uint4(words[g][part][pack], words[g][part + 1][pack],
+                            words[g][part + 2][pack], words[g][part + 3][pack]);
+    if (at < C)
+      *reinterpret_cast<uint4 *>(columns + (size_t)at * (size_t)n + block * 32 + part * 4) = four;
+  }
+}
+
 /* Pack number `index` of memory that is aligned to 16 bytes. */
 template <typename A>
 static __device__ inline uint4 g2z__get(const A *from, size_t index) {
@@ -1392,10 +1428,76 @@ g2z_k_layernorm_fwd(A *y, uint8_t *narrow, float *mean, float *rstd, const A *x,
   rstd[row] = scale;
 }
 
+/* g2z_k_layernorm_eight: the same, with y only in e4m3, as rows and as columns.
+ *   y  N rows of C, then C columns of N, out   N % 128 == 0, C % 16 == 0
+ * Launch  32 tokens per block of 256 threads; a row is read three times, twice from L1
+ * Cost    4 NC bytes: N=32768, C=768 is 101 MB
+ * Oracle  g2z__cpu_layernorm_fwd; test cuda_layernorm */
+template <typename A>
+static __global__ void __launch_bounds__(256)
+g2z_k_layernorm_eight(uint8_t *y, float *mean, float *rstd, const A *x, const A *w, const A *b,
+                      int N, int C) {
+  const int block = (int)blockIdx.x, g = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+  size_t first[4];
+  float center[4] = {}, scale[4] = {};
+  g2z__k_begin();
+#pragma unroll
+  for (int i = 0; i < 4; i++) first[i] = (size_t)g2z__token_at(block, g, i) * (size_t)(C / 8);
+  for (int pack = lane; pack < C / 8; pack += 32)
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      float value[8];
+      g2z__unpack<A>(value, g2z__get(x, first[i] + (size_t)pack));
+#pragma unroll
+      for (int j = 0; j < 8; j++) center[i] += value[j];
+    }
+#pragma unroll
+  for (int i = 0; i < 4; i++) center[i] = g2z__warp_sum(center[i]) / (float)C;
+  for (int pack = lane; pack < C / 8; pack += 32)
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      float value[8];
+      g2z__unpack<A>(value, g2z__get(x, first[i] + (size_t)pack));
+#pragma unroll
+      for (int j = 0; j < 8; j++) scale[i] += (value[j] - center[i]) * (value[j] - center[i]);
+    }
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    scale[i] = 1.0f / sqrtf(g2z__warp_sum(scale[i]) / (float)C + G2Z_LAYERNORM_EPS);
+    if (lane != 0) continue;
+    mean[g2z__token_at(block, g, i)] = center[i];
+    rstd[g2z__token_at(block, g, i)] = scale[i];
+  }
+  for (int column = 0; column < C; column += 256) {
+    uint2 eight[4] = {};
+    const size_t pack = (size_t)(column / 8 + lane);
+    if (column + lane * 8 < C) {
+      float weight[8], bias[8], value[8];
+      g2z__unpack<A>(weight, g2z__get(w, pack));
+      g2z__unpack<A>(bias, g2z__get(b, pack));
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        g2z__unpack<A>(value, g2z__get(x, first[i] + pack));
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+          value[j] = (value[j] - center[i]) * scale[i] * weight[j] + bias[j];
+        eight[i] = g2z__pack_narrow<A, __nv_fp8_e4m3>(g2z__pack<A>(value));
+        reinterpret_cast<uint2 *>(y)[first[i] + pack] = eight[i];
+      }
+    }
+    g2z__columns_put(y + (size_t)N * (size_t)C, eight, block, column, N, C);
+  }
+}
+
 template <typename A>
 static g2z_status g2z_cuda_layernorm_fwd(g2z_device *device, void *y, void *narrow, float *mean,
                                          float *rstd, const void *x, const void *w, const void *b,
                                          int N, int C) {
+  if constexpr (sizeof(A) == 2)
+    if (narrow && narrow == y)
+      return g2z__launch(device, "g2z_k_layernorm_eight", g2z_k_layernorm_eight<A>,
+                         (unsigned)(N / 32), 256, 0, (uint8_t *)y, mean, rstd, (const A *)x,
+                         (const A *)w, (const A *)b, N, C);
 #define G2Z__WARPS(A, K) g2z_k_layernorm_fwd<A, K, G2Z__TEAM_WARP>
   static void (*const warps[])(A *, uint8_t *, float *, float *, const A *, const A *, const A *,
                                int, int) = {
@@ -1841,7 +1943,7 @@ typedef struct g2z__lt_key {  /* D[m,n] = op(A)[m,k] op(B)[k,n], column-major, a
   int32_t transpose_a, transpose_b;
   int32_t ld_a, ld_b, ld_d;
   int32_t type, type_d;            /* cudaDataType_t of A and B; of C and D. If cuBLASLt multiplies
-                                    * and A is e4m3, B is e5m2 */
+                                    * 8 bits, A has `type`, e4m3 or e5m2, and B the other */
   int32_t compute;                 /* cublasComputeType_t */
   int32_t epilogue;                /* cublasLtEpilogue_t or g2z__epilogue */
   int32_t batched;                 /* 1: a batch, whose size the operands hold */
@@ -1853,7 +1955,10 @@ typedef enum g2z__epilogue {
   G2Z__EPILOGUE_GELU = 1 << 16,    /* after the bias; its slope goes to `slope` */
   G2Z__EPILOGUE_TIMES_SLOPE,       /* D times `slope`; column sums per slab go to `sums` */
   G2Z__EPILOGUE_SOFTMAX,           /* exponentials of D, described by `rows`; A, B may be e4m3 */
-  G2Z__EPILOGUE_SOFTMAX_8          /* the same, but they replace D in e5m2 */
+  /* Results in 8 bits, as rows and columns, replace D. N % 128 == 0: */
+  G2Z__EPILOGUE_SOFTMAX_8,         /* e5m2 */
+  G2Z__EPILOGUE_GELU_8,            /* e4m3 */
+  G2Z__EPILOGUE_TIMES_SLOPE_8      /* e5m2 */
 } g2z__epilogue;
 static int g2z__epilogue_is_ours(const g2z__lt_key *key) {
   return key->epilogue >= G2Z__EPILOGUE_GELU;
@@ -1898,8 +2003,9 @@ typedef struct g2z__lt_operands {
   float *sums;                     /* [slabs,m] with TIMES_SLOPE */
   g2z__softmax_rows rows;          /* with SOFTMAX and SOFTMAX_8 */
   void *narrow;                    /* D in 8 bits, too: GELU in e4m3, TIMES_SLOPE in e5m2 */
-  const float *scale;              /* with e4m3 in cuBLASLt: a factor on the device; or NULL */
-  const g2z__lt_batch *batch;      /* with a batched key; else NULL: one product, factors 1 */
+  float factor;                    /* of the product */
+  const float *scale;              /* with e4m3 in cuBLASLt: another, on the device; or NULL */
+  const g2z__lt_batch *batch;      /* with a batched key; else NULL: one product */
 } g2z__lt_operands;
 
 /* Room k42: reports whether it has a kernel for a key, and launches it. `on` NULL: nothing is
@@ -1943,7 +2049,8 @@ static g2z_status g2z__lt_describe(g2z_device *device, g2z__lt_product *product)
   cublasLtEpilogue_t epilogue = g2z__epilogue_is_ours(key) ? CUBLASLT_EPILOGUE_DEFAULT
                                                            : (cublasLtEpilogue_t)key->epilogue;
   cudaDataType_t type = (cudaDataType_t)key->type, type_d = (cudaDataType_t)key->type_d;
-  cudaDataType_t type_b = type == CUDA_R_8F_E4M3 ? CUDA_R_8F_E5M2 : type;
+  cudaDataType_t type_b = type == CUDA_R_8F_E4M3   ? CUDA_R_8F_E5M2
+                          : type == CUDA_R_8F_E5M2 ? CUDA_R_8F_E4M3 : type;
   uint64_t m = (uint64_t)key->m, n = (uint64_t)key->n, k = (uint64_t)key->k;
   G2Z__LT(device, key, cublasLtMatmulDescCreate(&product->desc, (cublasComputeType_t)key->compute,
                                                 CUDA_R_32F));
@@ -1990,7 +2097,7 @@ static g2z_status g2z__lt_aim(g2z_device *device, const g2z__lt_product *product
 static cublasStatus_t g2z__lt_run(g2z_device *device, const g2z__lt_product *product,
                                   const g2z__lt_operands *on, const cublasLtMatmulAlgo_t *algo) {
   g2z__cuda *cuda = g2z__cuda_of(device);
-  const float alpha = on->batch ? on->batch->alpha : 1.0f;
+  const float alpha = on->batch ? on->batch->alpha : on->factor;
   const float beta = !on->c ? 0.0f : on->batch ? on->batch->beta : 1.0f;
   return cublasLtMatmul(cuda->lt, product->desc, &alpha, on->a, product->a, on->b, product->b,
                         &beta, on->c ? on->c : on->d, product->d, on->d, product->d, algo,
@@ -2324,6 +2431,7 @@ static g2z__lt_operands g2z__lt_rows(void *d, const void *left, const void *righ
   on.d = d;
   on.a = right;
   on.b = left;
+  on.factor = 1;
   return on;
 }
 
@@ -2377,6 +2485,35 @@ static g2z_status g2z__narrow(g2z_device *device, void *to, const A *x, float sc
   return g2z__launch(device, "g2z_k_narrow", g2z_k_narrow<A, E>,
                      (unsigned)g2z__blocks((size_t)N * (size_t)(I / 8), 256), 256, 0,
                      (uint8_t *)to, x, scale, N, I);
+}
+
+/* g2z_k_narrow_both: narrow = x's rows and columns, rounded to E.
+ *   narrow  N rows of C numbers, then C columns of N, out   N % 128 == 0, C % 16 == 0
+ *   x       [N,C] A in; NULL: narrow's rows are in
+ * Launch  32 rows and 256 columns per block of 256 threads
+ * Cost    4 NC bytes: N=32768, C=768 is 101 MB; 2 NC without x
+ * Oracle  g2z__cpu_e5m2; test cuda_linear */
+template <typename A, typename E>
+static __global__ void __launch_bounds__(256)
+g2z_k_narrow_both(uint8_t *narrow, const A *x, int N, int C) {
+  const int g = (int)threadIdx.x / 32, column = (int)blockIdx.y * 256 + (int)threadIdx.x % 32 * 8;
+  uint2 eight[4] = {};
+  g2z__k_begin();
+#pragma unroll
+  for (int i = 0; i < 4 && column < C; i++) {
+    size_t at = (size_t)g2z__token_at((int)blockIdx.x, g, i) * (size_t)C + (size_t)column;
+    uint2 *rows = reinterpret_cast<uint2 *>(narrow + at);
+    if (x) *rows = g2z__pack_narrow<A, E>(g2z__get(x, at / 8));
+    eight[i] = *rows;
+  }
+  g2z__columns_put(narrow + (size_t)N * (size_t)C, eight, (int)blockIdx.x, (int)blockIdx.y * 256,
+                   N, C);
+}
+template <typename E, typename A>
+static g2z_status g2z__narrow_both(g2z_device *device, void *narrow, const A *x, int N, int C) {
+  return g2z__launch(device, "g2z_k_narrow_both", g2z_k_narrow_both<A, E>,
+                     dim3((unsigned)(N / 32), (unsigned)g2z__blocks((size_t)C, 256)), 256, 0,
+                     (uint8_t *)narrow, x, N, C);
 }
 
 /* The order of words in 8-bit exponentials. A lane of their product holds 16 of 64 words, and this
@@ -2477,10 +2614,10 @@ static void g2z__narrow_key(g2z__lt_key *key, cudaDataType_t type) {
   key->ld_a = key->ld_b = (int32_t)G2Z_NARROW_ROW(key->k);
 }
 
-/* Changes a key to 8 bits for cuBLASLt: operands by rows of k, A in e4m3, B in e5m2. Fast
- * accumulation stays off: cuBLASLt moves partial sums to fp32. */
-static void g2z__lt_eight(g2z__lt_key *key) {
-  key->type = CUDA_R_8F_E4M3;
+/* Changes a key to 8 bits for cuBLASLt: operands by rows of k, A in type_a, e4m3 or e5m2, and B in
+ * the other. Fast accumulation stays off: cuBLASLt moves partial sums to fp32. */
+static void g2z__lt_eight(g2z__lt_key *key, cudaDataType_t type_a) {
+  key->type = type_a;
   key->transpose_a = 1, key->transpose_b = 0;
   key->ld_a = key->ld_b = key->k;
 }
@@ -2524,7 +2661,8 @@ static g2z_status g2z_cuda_linear_fwd(g2z_device *device, void *y, void *narrow_
   else if constexpr (sizeof(A) == 2) {
     const g2z_narrow_weight own = {w, (uint8_t *)memory + bytes, NULL, I, O};
     if (!ready) G2Z_TRY(g2z__narrow_launch<A>(device, &own, 1));
-    if (slope) on.narrow = narrow_y;
+    if (slope && narrow_y == y) key.epilogue = G2Z__EPILOGUE_GELU_8;
+    else if (slope) on.narrow = narrow_y;
     on.a = ready ? ready->columns : own.columns;
     on.b = narrow_x;
     g2z__narrow_key(&key, CUDA_R_8F_E4M3);
@@ -2552,7 +2690,8 @@ static g2z_status g2z_cuda_linear_bwd_data(g2z_device *device, void *dx, void *d
   const g2z_narrow_weight *ready = narrow ? g2z__narrow_ready(device, w) : NULL;
   if (ready && !ready->rows) ready = NULL;
   size_t narrow_w = narrow && !ready ? g2z__align((size_t)I * G2Z_NARROW_ROW(O)) : 0;
-  size_t narrow_dy = narrow && slope ? (size_t)N * G2Z_NARROW_ROW(O) : 0;
+  const int both = narrow && slope && g2z__narrow_columns(device, N, O) && I % 16 == 0;
+  size_t narrow_dy = narrow && slope && !both ? (size_t)N * G2Z_NARROW_ROW(O) : 0;
   void *memory = NULL;
   int fused = 1;
   if (sums + narrow_w + narrow_dy)
@@ -2567,8 +2706,11 @@ static g2z_status g2z_cuda_linear_bwd_data(g2z_device *device, void *dx, void *d
       if (!ready)
         G2Z_TRY(g2z__narrow<__nv_fp8_e4m3>(device, to, (const A *)w, G2Z__E4M3_W, I, O));
       on.a = ready ? ready->rows : to;
-      on.b = slope ? to + narrow_w : (uint8_t *)narrow;
-      if (slope) {
+      on.b = slope && !both ? to + narrow_w : (uint8_t *)narrow;
+      if (both) {
+        G2Z_TRY(g2z__narrow_both<__nv_fp8_e5m2>(device, narrow, (const A *)dy, N, O));
+        key.epilogue = G2Z__EPILOGUE_TIMES_SLOPE_8;
+      } else if (slope) {
         G2Z_TRY(g2z__narrow<__nv_fp8_e5m2>(device, to + narrow_w, (const A *)dy, 1, N, O));
         on.narrow = narrow;
       }
@@ -2589,11 +2731,18 @@ static g2z_status g2z_cuda_linear_bwd_data(g2z_device *device, void *dx, void *d
 /* dw = or += x^T dy */
 template <typename A, typename G>
 static g2z_status g2z_cuda_linear_bwd_weight(g2z_device *device, void *dw, const void *x,
-                                             const void *dy, g2z_write mode, int N, int I, int O) {
+                                             const void *dy, const void *narrow_dy, g2z_write mode,
+                                             int N, int I, int O) {
   g2z__lt_key key = g2z__lt_rows_key<A, G>(device, I, N, O, G2Z__TRANSPOSED, G2Z__AS_IT_IS, O,
                                              CUBLASLT_EPILOGUE_DEFAULT);
   g2z__lt_operands on = g2z__lt_rows(dw, x, dy);
   if (mode == G2Z_ACCUMULATE) on.c = dw;
+  if (narrow_dy) { /* the columns lie behind the rows */
+    g2z__lt_eight(&key, CUDA_R_8F_E5M2);
+    on.factor = 1 / G2Z__E4M3_X;
+    on.a = (const uint8_t *)narrow_dy + (size_t)N * (size_t)O;
+    on.b = (const uint8_t *)x + (size_t)N * (size_t)I;
+  }
   return g2z__lt_multiply(device, &key, &on);
 }
 /* ===== >>k40 attention ===================================================
@@ -2657,7 +2806,7 @@ struct g2z__rows {
   A *at;
   size_t stride;
   int T, HS;
-  A *base;                       /* the tensor */
+  A *base;                       /* the tensor; NULL: only `narrow` is written */
   uint8_t *narrow;               /* a copy in 8 bits, written with the tensor; or NULL */
 };
 
@@ -2672,7 +2821,7 @@ static __device__ inline g2z__rows<A> g2z__rows_of(A *base, int b, int h, int pa
 /* Writes 8 numbers of a rectangle. E is the type in `narrow`. */
 template <typename E, typename A>
 static __device__ inline void g2z__rows_put(const g2z__rows<A> &to, A *at, uint4 pack) {
-  __stcg(reinterpret_cast<uint4 *>(at), pack);
+  if (to.base) __stcg(reinterpret_cast<uint4 *>(at), pack);
   if (to.narrow)
     __stcg(reinterpret_cast<uint2 *>(to.narrow + (at - to.base)), g2z__pack_narrow<A, E>(pack));
 }
@@ -5029,10 +5178,14 @@ static g2z_status g2z_cuda_attention_bwd(g2z_device *device, void *dqkv, void *n
   x.lse = (float *)lse, x.qkv = (const A *)qkv;
   x.dropout = g2z__dropout_value(dropout);
   x.B = B, x.T = T, x.C = C, x.NH = NH;
+  const int both = narrow && g2z__narrow_columns(device, B * T, C);
   if constexpr (sizeof(A) == 2)
-    if (x.HS() == 64 && !g2z__dropout_on(dropout) && g2z__cuda_of(device)->hopper)
-      return g2z__hopper_bwd_run<A, G>(device, x.dqkv, narrow, (G *)dbias, x.dout, x.forward, lse,
-                                       x.qkv, mode, B, T, NH);
+    if (x.HS() == 64 && !g2z__dropout_on(dropout) && g2z__cuda_of(device)->hopper) {
+      G2Z_TRY((g2z__hopper_bwd_run<A, G>(device, both ? NULL : x.dqkv, narrow, (G *)dbias, x.dout,
+                                         x.forward, lse, x.qkv, mode, B, T, NH)));
+      return !both ? G2Z_OK
+                   : g2z__narrow_both<__nv_fp8_e5m2>(device, narrow, (const A *)NULL, B * T, 3 * C);
+    }
   /* Scratch: float2 {lse * log2(e), rowsum(dout * out)} per query and head; then column sums of dQ
    * over each 128 rows of a sequence, and of dK and dV over each 64. B=32, T=1024, NH=12, C=768:
    * 3.1 + 0.8 + 3.1 MB. The plain kernels leave the sums to room k21. */
@@ -5065,7 +5218,9 @@ static g2z_status g2z_cuda_attention_bwd(g2z_device *device, void *dqkv, void *n
     G2Z_TRY(g2z__add_slabs<G>(device, x.q_sums, g2z__slabs(B * T), 3 * C, mode, (G *)dbias));
   }
   if constexpr (sizeof(A) == 2)
-    if (narrow) return g2z__narrow<__nv_fp8_e5m2>(device, narrow, x.dqkv, 1, B * T, 3 * C);
+    if (narrow)
+      return both ? g2z__narrow_both<__nv_fp8_e5m2>(device, narrow, x.dqkv, B * T, 3 * C)
+                  : g2z__narrow<__nv_fp8_e5m2>(device, narrow, x.dqkv, 1, B * T, 3 * C);
   return G2Z_OK;
 }
 
@@ -5267,8 +5422,7 @@ static g2z_status g2z_cuda_draw(g2z_device *device, int32_t *tokens, int32_t *dr
 /* ===== >>k42 products on Hopper ==========================================
  * In:  a product of rows as in room k30, fp16, bf16 or 8 bits, and its epilogue.
  * Out: room k30's result within the same bounds, on sm_90a. Tuning takes the faster one.
- *      For room k50 only: exponentials of a product, with each row's sum and largest exponent; with
- *      SOFTMAX_8 as rows and columns of e5m2, if N is a multiple of 128 and M of 64.
+ *      For room k50 only: exponentials of a product, with each row's sum and largest exponent.
  * Law: every sum runs over k upwards in one warpgroup; columns are summed in slabs of 128 rows,
  *      rows in tiles of 192 columns.
  *
@@ -5295,11 +5449,20 @@ typedef enum g2z__finish {
   G2Z__FINISH_GELU,              /* GELU of the sums plus bias; its slope goes to `other` */
   G2Z__FINISH_TIMES,             /* the sums times `other`; also the output's column sums */
   G2Z__FINISH_SOFTMAX,           /* exponentials of the sums; also row sums, largest exponents */
-  G2Z__FINISH_SOFTMAX_8          /* the same in e5m2, as rows and as columns */
+  /* The same in 8 bits, as rows and as columns. N % 128 == 0, M % 16 == 0: */
+  G2Z__FINISH_SOFTMAX_8,         /* e5m2; M % 64 == 0, a row's words have word_at's order */
+  G2Z__FINISH_GELU_8,            /* e4m3 */
+  G2Z__FINISH_TIMES_8            /* e5m2 */
 } g2z__finish;
 template <g2z__finish FINISH>
 static constexpr bool g2z__is_softmax =
     FINISH == G2Z__FINISH_SOFTMAX || FINISH == G2Z__FINISH_SOFTMAX_8;
+template <g2z__finish FINISH>
+static constexpr bool g2z__is_gelu = FINISH == G2Z__FINISH_GELU || FINISH == G2Z__FINISH_GELU_8;
+template <g2z__finish FINISH>
+static constexpr bool g2z__is_times = FINISH == G2Z__FINISH_TIMES || FINISH == G2Z__FINISH_TIMES_8;
+template <g2z__finish FINISH>
+static constexpr bool g2z__is_eight = FINISH >= G2Z__FINISH_SOFTMAX_8;
 /* Terms in a block, which is 128 bytes of each row. E is the left operand's type. The right operand
  * has the same type, except e4m3 when E is e5m2. */
 template <typename E>
@@ -5316,8 +5479,8 @@ typedef struct g2z__product_data {
   int N, K, M, slabs;
   int down, across;              /* tiles per column and per row of the output */
   int stripe;                    /* PRODUCT_STRIPE or SOFTMAX_STRIPE */
-  uint8_t *narrow;               /* [N,M] E with GELU and TIMES in 8 bits; or NULL. With SOFTMAX_8
-                                  * [N,M], then [M,N] e5m2 */
+  uint8_t *narrow;               /* [N,M] E with GELU and TIMES in 8 bits; or NULL. With SOFTMAX_8,
+                                  * GELU_8 and TIMES_8 [N,M], then [M,N] */
 } g2z__product_data;
 
 /* Offsets in dynamic shared memory, and sizes, in bytes. */
@@ -5496,7 +5659,7 @@ static __device__ inline void g2z__product_ask(g2z__product_warp &warp, const CU
 }
 
 /* Finishes 16 rows of 64 columns: the tile's group `group` of three. `other` is input with ADD and
- * TIMES, the slope with GELU. `out` has pairs of A, with SOFTMAX_8 of e5m2. */
+ * TIMES, the slope with GELU. `out` has pairs of A, or of 8-bit numbers if they replace it. */
 template <typename A, typename E, g2z__finish FINISH>
 static __device__ __forceinline__ void
 g2z__product_piece(uint32_t (&out)[4][4], uint32_t (&other)[4][4], float (&sums)[16],
@@ -5520,7 +5683,7 @@ g2z__product_piece(uint32_t (&out)[4][4], uint32_t (&other)[4][4], float (&sums)
 #pragma unroll
       for (int i = 0; i < 4; i++) v[i] *= g2z__product_unit<E>;
     }
-    if constexpr (!g2z__is_softmax<FINISH> && FINISH != G2Z__FINISH_TIMES) {
+    if constexpr (!g2z__is_softmax<FINISH> && !g2z__is_times<FINISH>) {
       float2 bias =
           P::unpack(__shfl_sync(G2Z__ALL_LANES, warp.bias[group], n * 4 + g2z__lane() % 4));
 #pragma unroll
@@ -5533,60 +5696,76 @@ g2z__product_piece(uint32_t (&out)[4][4], uint32_t (&other)[4][4], float (&sums)
       if constexpr (FINISH == G2Z__FINISH_ADD) {
         float2 add = P::unpack(more);
         low += add.x, high += add.y;
-      } else if constexpr (FINISH == G2Z__FINISH_GELU) {
+      } else if constexpr (g2z__is_gelu<FINISH>) {
         float slope_low, slope_high;
         low = g2z__k_gelu(low, slope_low), high = g2z__k_gelu(high, slope_high);
         more = P::pack(slope_low, slope_high);
-      } else if constexpr (FINISH == G2Z__FINISH_TIMES) {
+      } else if constexpr (g2z__is_times<FINISH>) {
         float2 by = P::unpack(more);
         low *= by.x, high *= by.y;
         sums[2 * n] += low, sums[2 * n + 1] += high;
       }
+      uint32_t &pair = out[n / 2][n % 2 * 2 + half];
       if constexpr (FINISH == G2Z__FINISH_SOFTMAX_8)
-        out[n / 2][n % 2 * 2 + half] = g2z__pair_8<__nv_fp8_e5m2>(make_float2(low, high), 1);
-      else out[n / 2][n % 2 * 2 + half] = P::pack(low, high);
+        pair = g2z__pair_8<__nv_fp8_e5m2>(make_float2(low, high), 1);
+      else if constexpr (g2z__is_eight<FINISH>) pair = g2z__pair_narrow<A, E>(P::pack(low, high));
+      else pair = P::pack(low, high);
     }
   }
 }
 
-/* Stores 16 rows of 64 columns, already rounded to A, in 8 bits to x.narrow. Four lanes exchange
- * their pairs, so that each writes 8 bytes of a row and the four write 32 adjacent bytes. */
-template <typename A, typename E>
+/* Stores 16 rows of 64 columns in 8 bits to x.narrow. `eight` has per 8 columns a pair, and the
+ * pair 8 rows below. Four lanes exchange their pairs, so that each writes 8 bytes of a row and the
+ * four write 32 adjacent bytes. */
 static __device__ inline void g2z__product_narrow(const g2z__product_data &x,
-                                                  const uint32_t (&y)[4][4], int row, int column) {
-  if (!x.narrow) return;
+                                                  const uint32_t (&eight)[8], int row, int column) {
 #pragma unroll
   for (int half = 0; half < 2; half++) { /* 32 columns each */
-    uint32_t words[4];                   /* per 8 columns: a pair, and the pair 8 rows below */
+    uint32_t words[4];
 #pragma unroll
-    for (int n = 0; n < 4; n++) {
-      const uint32_t *two = y[half * 2 + n / 2] + n % 2 * 2;
-      words[n] = g2z__pair_narrow<A, E>(two[0]) | g2z__pair_narrow<A, E>(two[1]) << 16;
-    }
+    for (int n = 0; n < 4; n++) words[n] = eight[half * 4 + n];
     g2z__transpose<1>(words);
     int at = column + half * 32 + g2z__lane() % 4 * 8;
 #pragma unroll
     for (int below = 0; below < 2; below++) {
       unsigned pick = below ? 0x7632 : 0x5410; /* the upper or lower halves of two words */
       int to = row + below * 8 + g2z__lane() / 4;
-      uint2 eight = make_uint2(__byte_perm(words[0], words[1], pick),
-                               __byte_perm(words[2], words[3], pick));
+      uint2 put = make_uint2(__byte_perm(words[0], words[1], pick),
+                             __byte_perm(words[2], words[3], pick));
       if (to < x.N && at < x.M)
-        *reinterpret_cast<uint2 *>(x.narrow + (size_t)to * G2Z_NARROW_ROW(x.M) + at) = eight;
+        *reinterpret_cast<uint2 *>(x.narrow + (size_t)to * G2Z_NARROW_ROW(x.M) + at) = put;
     }
   }
 }
 
-/* Finishes both halves of 64 columns of the tile and stores them in `out`. A group's stores are
- * issued together, because the fence before them takes as long for one piece as for four. */
+/* Stores 64 columns of a warp's 32 rows in 8 bits to the columns behind x.narrow. A lane has 4
+ * tokens of a column, in the order of g2z__token_at: 8 lanes store 32 adjacent bytes. */
+static __device__ inline void g2z__product_narrow_columns(const g2z__product_data &x,
+                                                          const uint32_t (&eight)[2][8], int row,
+                                                          int column) {
+  const size_t N = (size_t)x.N, lane = (size_t)g2z__lane();
+  column += g2z__lane() % 4 * 2;
+  uint8_t *to = x.narrow + (N * (size_t)x.M + (size_t)column * N) +
+                ((size_t)(row / 128 * 128 + row % 64 * 2) + lane / 4 * 4);
+#pragma unroll
+  for (int n = 0; n < 8; n++, to += 8 * N) {
+    if (column + n * 8 >= x.M) return;
+    *reinterpret_cast<uint32_t *>(to) = __byte_perm(eight[0][n], eight[1][n], 0x6420);
+    *reinterpret_cast<uint32_t *>(to + N) = __byte_perm(eight[0][n], eight[1][n], 0x7531);
+  }
+}
+
+/* Finishes both halves of 64 columns of the tile and stores them in `out`, or in 8 bits in
+ * x.narrow. A group's stores are issued together, because the fence before them takes as long for
+ * one piece as for four. */
 template <typename A, typename E, g2z__finish FINISH>
 static __device__ __forceinline__ void
 g2z__product_columns(const g2z__product_data &x, float (&sums)[16], const float (&c)[2][24][4],
                      int group, g2z__product_warp &warp, const CUtensorMap *out,
                      const CUtensorMap *other) {
-  constexpr int READS = FINISH == G2Z__FINISH_ADD || FINISH == G2Z__FINISH_TIMES;
-  constexpr int TWO = FINISH == G2Z__FINISH_GELU;
-  uint32_t to[2];
+  constexpr int READS = FINISH == G2Z__FINISH_ADD || g2z__is_times<FINISH>;
+  constexpr int TWO = g2z__is_gelu<FINISH>, EIGHT = g2z__is_eight<FINISH>;
+  uint32_t to[2], eight[2][8];
   g2z__reader reader = g2z__reader_b_transposed<64>();
 #pragma unroll
   for (int m = 0; m < 2; m++) {
@@ -5601,8 +5780,17 @@ g2z__product_columns(const g2z__product_data &x, float (&sums)[16], const float 
         g2z__read_b(z[n], g2z__tile_at<64>(to[m], reader, 0, n * 16));
     }
     g2z__product_piece<A, E, FINISH>(y, z, sums, warp.rows[m], c[m], group, warp);
-    if constexpr (sizeof(E) == 1 && (FINISH == G2Z__FINISH_GELU || FINISH == G2Z__FINISH_TIMES))
-      g2z__product_narrow<A, E>(x, y, warp.row + m * 64, warp.column + group * 64);
+    if constexpr (sizeof(E) == 1 && (TWO || g2z__is_times<FINISH>)) {
+#pragma unroll
+      for (int n = 0; n < 8; n++) {
+        uint32_t upper = y[n / 2][n % 2 * 2], lower = y[n / 2][n % 2 * 2 + 1];
+        if constexpr (!EIGHT)
+          upper = g2z__pair_narrow<A, E>(upper), lower = g2z__pair_narrow<A, E>(lower);
+        eight[m][n] = upper | lower << 16;
+      }
+      if (EIGHT || x.narrow)
+        g2z__product_narrow(x, eight[m], warp.row + m * 64, warp.column + group * 64);
+    }
     if (READS && m == 0 && group == 1) { /* group 0's stores free the slots for group 2 */
       if (g2z__lane() == 0) g2z__stores_have_read<0>();
       __syncwarp();
@@ -5615,15 +5803,17 @@ g2z__product_columns(const g2z__product_data &x, float (&sums)[16], const float 
       }
       __syncwarp();
     }
-    g2z__write_a(to[m], 0, y);
+    if (!EIGHT) g2z__write_a(to[m], 0, y);
     if (TWO) g2z__write_a(to[m] + G2Z__PRODUCT_PIECE, 0, z);
   }
+  if (EIGHT) g2z__product_narrow_columns(x, eight, warp.row, warp.column + group * 64);
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   __syncwarp();
   if (g2z__lane() == 0) {
 #pragma unroll
     for (int m = 0; m < 2; m++) {
-      g2z__store_box(out, warp.column + group * 64, warp.row + m * 64, to[m]);
+      if (!EIGHT)
+        g2z__store_box(out, warp.column + group * 64, warp.row + m * 64, to[m]);
       if (TWO)
         g2z__store_box(other, warp.column + group * 64, warp.row + m * 64,
                        to[m] + G2Z__PRODUCT_PIECE);
@@ -5633,21 +5823,14 @@ g2z__product_columns(const g2z__product_data &x, float (&sums)[16], const float 
   __syncwarp();
 }
 
-/* The order of tokens in 8-bit columns: byte 32 block + 4 g + i of a column has this token. A lane
- * of a product holds the four tokens of one g in a tile of 128. */
-static __device__ inline int g2z__token_at(int block, int g, int i) {
-  return block / 4 * 128 + i / 2 * 64 + block % 4 * 16 + i % 2 * 8 + g;
-}
-
 /* Finishes both halves of 64 columns of exponentials and stores them in x.narrow. Each lane stores
- * 16 words of each of its rows, in the order of g2z__word_at, and 4 tokens of each of its columns:
- * 8 lanes store 32 adjacent bytes. */
+ * 16 words of each of its rows, in the order of g2z__word_at. */
 template <typename A, typename E>
 static __device__ __forceinline__ void
 g2z__product_exponentials(const g2z__product_data &x, const float (&c)[2][24][4], int group,
                           g2z__product_warp &warp) {
   const int lane = g2z__lane(), column = warp.column + group * 64;
-  const size_t N = (size_t)x.N, M = (size_t)x.M;
+  const size_t M = (size_t)x.M;
   uint32_t four[2][8]; /* per 8 columns: a pair, and the pair 8 rows below */
 #pragma unroll
   for (int m = 0; m < 2; m++) {
@@ -5670,13 +5853,7 @@ g2z__product_exponentials(const g2z__product_data &x, const float (&c)[2][24][4]
                         __byte_perm(four[m][4], four[m][5], pick),
                         __byte_perm(four[m][6], four[m][7], pick)));
     }
-  to = x.narrow + (N * M + (size_t)(column + lane % 4 * 2) * N) +
-       (size_t)(warp.row / 128 * 128 + warp.row % 64 * 2 + lane / 4 * 4);
-#pragma unroll
-  for (int n = 0; n < 8; n++, to += 8 * N) {
-    *reinterpret_cast<uint32_t *>(to) = __byte_perm(four[0][n], four[1][n], 0x6420);
-    *reinterpret_cast<uint32_t *>(to + N) = __byte_perm(four[0][n], four[1][n], 0x7531);
-  }
+  g2z__product_narrow_columns(x, four, warp.row, column);
 }
 
 /* The row of c[m]'s numbers 0 and 1, or with half = 1 of its numbers 2 and 3. */
@@ -5717,7 +5894,7 @@ g2z__product_finish(const g2z__product_data &x, float (&c)[2][24][4], g2z__produ
     if constexpr (FINISH == G2Z__FINISH_SOFTMAX_8)
       g2z__product_exponentials<A, E>(x, c, n, warp);
     else g2z__product_columns<A, E, FINISH>(x, sums, c, n, warp, out, other);
-    if constexpr (FINISH == G2Z__FINISH_TIMES) {
+    if constexpr (g2z__is_times<FINISH>) {
       g2z__sum_lanes(sums);
       columns[2 * n] = sums[0], columns[2 * n + 1] = sums[1];
     }
@@ -5738,7 +5915,7 @@ g2z__product_finish(const g2z__product_data &x, float (&c)[2][24][4], g2z__produ
     }
   /* Add and store the tile's column sums; a lane holds two of each 64 columns. Each warp puts its
    * sums in a staging slot whose store is done. Only the next tile's first piece uses it. */
-  if constexpr (FINISH == G2Z__FINISH_TIMES) {
+  if constexpr (g2z__is_times<FINISH>) {
     if (g2z__lane() == 0) g2z__stores_have_read<1>(); /* the last 64 columns' store may run */
     __syncwarp();
     staging += group * 4 * (int)g2z__product_shared::WARP + warp.used.stage * G2Z__PRODUCT_PIECE;
@@ -5773,7 +5950,7 @@ g2z__product_sum(float (&c)[2][24][4], const g2z__product_data &x, uint32_t shar
   g2z__product_step<E, BY>(c, shared + (uint32_t)(ring.stage * g2z__product_shared::STAGE), 0);
   int before = ring.stage;
   ring.next();
-  if constexpr (FINISH == G2Z__FINISH_ADD || FINISH == G2Z__FINISH_TIMES) {
+  if constexpr (FINISH == G2Z__FINISH_ADD || g2z__is_times<FINISH>) {
     if (g2z__lane() == 0) g2z__stores_have_read<0>();
     __syncwarp();
     g2z__product_ask(warp, other, 0, G2Z__PRODUCT_PIECES);
@@ -5830,7 +6007,7 @@ g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *s
         if constexpr (sizeof(E) == 1)
           warp.rows[i / 2].unit[i % 2] = row < x.N ? x.rows.unit[row] : 0;
       }
-    } else if (FINISH != G2Z__FINISH_TIMES && x.bias)
+    } else if (!g2z__is_times<FINISH> && x.bias)
 #pragma unroll
       for (int i = 0; i < 3; i++) {
         int column = at.column + i * 64 + g2z__lane() * 2;
@@ -5852,7 +6029,8 @@ g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *s
  *   other  [N,M] A      in with ADD and TIMES, out with GELU; with ADD it may be `out`
  *   x      sums         [ceil(N/128),M] f32 out with TIMES: of the numbers before their rounding
  *          rows         in and out with SOFTMAX, see g2z__softmax_rows
- *          narrow       out, with GELU and TIMES in 8 bits, with SOFTMAX_8 in place of `out`
+ *          narrow       out, with GELU and TIMES in 8 bits; with SOFTMAX_8, GELU_8 and TIMES_8 in
+ *                       place of `out`
  * Math    f32 accumulation, but 8-bit products keep 14 bits; M and K are multiples of 8
  * Launch  one block of 384 threads per multiprocessor; 225 KB of shared memory. The loading
  *         warpgroup has 24 registers per thread, the others 240
@@ -5911,9 +6089,12 @@ static g2z__product_kernel g2z__product_kernel_of(const g2z__lt_key *key, int ad
   int plain = epilogue == CUBLASLT_EPILOGUE_DEFAULT || epilogue == CUBLASLT_EPILOGUE_BIAS;
   if (key->type == CUDA_R_8F_E4M3) {
     typedef __nv_fp8_e4m3 E;
-    if constexpr (std::is_same<A, __half>::value)
+    if constexpr (std::is_same<A, __half>::value) {
       if (epilogue == G2Z__EPILOGUE_SOFTMAX_8)
         return g2z_k_product_hopper<A, E, G2Z__FINISH_SOFTMAX_8, ROWS>;
+      if (epilogue == G2Z__EPILOGUE_GELU_8)
+        return g2z_k_product_hopper<A, E, G2Z__FINISH_GELU_8, ROWS>;
+    }
     return epilogue == G2Z__EPILOGUE_SOFTMAX ? g2z_k_product_hopper<A, E, G2Z__FINISH_SOFTMAX, ROWS>
            : epilogue == G2Z__EPILOGUE_GELU  ? g2z_k_product_hopper<A, E, G2Z__FINISH_GELU, ROWS>
            : adds                            ? g2z_k_product_hopper<A, E, G2Z__FINISH_ADD, ROWS>
@@ -5924,6 +6105,8 @@ static g2z__product_kernel g2z__product_kernel_of(const g2z__lt_key *key, int ad
       typedef __nv_fp8_e5m2 E;
       return epilogue == G2Z__EPILOGUE_TIMES_SLOPE
                  ? g2z_k_product_hopper<A, E, G2Z__FINISH_TIMES, ROWS>
+             : epilogue == G2Z__EPILOGUE_TIMES_SLOPE_8
+                 ? g2z_k_product_hopper<A, E, G2Z__FINISH_TIMES_8, ROWS>
                  : g2z_k_product_hopper<A, E, G2Z__FINISH_PLAIN, ROWS>;
     }
   if (by_rows && epilogue == CUBLASLT_EPILOGUE_DEFAULT && !adds)
@@ -5985,11 +6168,13 @@ static g2z_status g2z__hopper_product_run(g2z_device *device, const g2z__lt_key 
   x.bias = on->bias;
   x.sums = on->sums;
   x.rows = on->rows;
-  x.narrow = (uint8_t *)(key->epilogue == G2Z__EPILOGUE_SOFTMAX_8 ? on->d : on->narrow);
+  x.narrow = (uint8_t *)(key->epilogue >= G2Z__EPILOGUE_SOFTMAX_8 ? on->d : on->narrow);
   x.N = N, x.K = K, x.M = M;
   x.down = x.slabs = (int)g2z__blocks((size_t)N, G2Z__PRODUCT_ROWS);
   x.across = (int)g2z__blocks((size_t)M, G2Z__PRODUCT_COLUMNS);
-  x.stripe = key->epilogue >= G2Z__EPILOGUE_SOFTMAX ? G2Z__SOFTMAX_STRIPE : G2Z__PRODUCT_STRIPE;
+  const int softmax = key->epilogue == G2Z__EPILOGUE_SOFTMAX ||
+                      key->epilogue == G2Z__EPILOGUE_SOFTMAX_8;
+  x.stripe = softmax ? G2Z__SOFTMAX_STRIPE : G2Z__PRODUCT_STRIPE;
   return g2z__launch(device, "g2z_k_product_hopper", kernel,
                      (unsigned)min(x.down * x.across, g2z__cuda_of(device)->sms), 384,
                      (size_t)g2z__product_shared::BYTES, left, right, out, other, x);
@@ -6249,36 +6434,6 @@ g2z_k_head_guess(g2z__head_rows rows, g2z__head_chunk<A> x, const A *sample, int
   rows.target[row] = target;
   rows.reference[row] = fmaxf(part.max * G2Z__LOG2E + log2f(part.sum), target) -
                         g2z__head_bounds<NUMBERS>::below((int)row);
-}
-
-/* Eight warps store 32 tokens of 256 columns from `first` on as 8-bit columns. Warp g has tokens
- * g2z__token_at(block, g, 0..3), each lane 8 columns. */
-static __device__ inline void g2z__columns_put(uint8_t *columns, const uint2 (&eight)[4], int block,
-                                               int first, int n, int C) {
-  __shared__ uint32_t words[8][8][36]; /* [column % 8][g][column / 8]: 4 tokens of a column */
-  const int g = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-  __syncthreads(); /* all threads have read the columns before */
-#pragma unroll
-  for (int half = 0; half < 2; half++)
-#pragma unroll
-    for (int pair = 0; pair < 2; pair++) {
-      unsigned pick = pair ? 0x7362 : 0x5140;
-      uint32_t low = __byte_perm(half ? eight[0].y : eight[0].x, half ? eight[1].y : eight[1].x,
-                                 pick);
-      uint32_t high = __byte_perm(half ? eight[2].y : eight[2].x, half ? eight[3].y : eight[3].x,
-                                  pick);
-      words[half * 4 + pair * 2][g][lane] = __byte_perm(low, high, 0x5410);
-      words[half * 4 + pair * 2 + 1][g][lane] = __byte_perm(low, high, 0x7632);
-    }
-  __syncthreads();
-#pragma unroll
-  for (int turn = 0; turn < 2; turn++) { /* two lanes write 32 bytes of a column */
-    int pack = turn * 16 + lane / 2, part = lane % 2 * 4, at = first + pack * 8 + g;
-    uint4 four = make_uint4(words[g][part][pack], words[g][part + 1][pack],
-                            words[g][part + 2][pack], words[g][part + 3][pack]);
-    if (at < C)
-      *reinterpret_cast<uint4 *>(columns + (size_t)at * (size_t)n + block * 32 + part * 4) = four;
-  }
 }
 
 typedef enum g2z__rows_time { G2Z__ROWS_FIRST, G2Z__ROWS_AGAIN } g2z__rows_time;
@@ -6546,7 +6701,7 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *
     g2z__lt_operands on = g2z__lt_rows(dwte, logits, fused ? x.dh : x.h);
     if (first > 0 || mode == G2Z_ACCUMULATE) on.c = dwte;
     if (narrow) {
-      g2z__lt_eight(&key);
+      g2z__lt_eight(&key, CUDA_R_8F_E4M3);
       on.b = (uint8_t *)logits + (size_t)n * (size_t)Vp;
       on.scale = rows.factor + 2 * n;
     }
@@ -6554,7 +6709,7 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *
     auto data_key = fused ? g2z__lt_rows_key<A, float> : g2z__lt_rows_key<A, A>;
     key = data_key(device, n, Vp, C, G2Z__AS_IT_IS, G2Z__AS_IT_IS, C, CUBLASLT_EPILOGUE_DEFAULT);
     on = g2z__lt_rows(fused ? (void *)rows.dh : x.dh, logits, narrow ? words : wte);
-    if (narrow) g2z__lt_eight(&key);
+    if (narrow) g2z__lt_eight(&key, CUDA_R_8F_E4M3);
     G2Z_TRY(g2z__lt_multiply(device, &key, &on));
     size_t packs = (size_t)n * (size_t)(C / g2z__lanes<A>);
     auto scale = narrow ? g2z_k_head_scale<A, g2z__head_eight<A>>

@@ -297,6 +297,51 @@ static void test_narrow_check(test_pair *p, const test_twin *narrow, const test_
   free(bytes);
 }
 
+/* The 8-bit rows and columns that replace of[N,n], from the GPU's values. */
+static uint8_t *test_both_bytes(test_pair *p, const test_twin *of, size_t n, int gradient) {
+  const size_t rows = of->n / n;
+  uint8_t *bytes = (uint8_t *)malloc(2 * of->n);
+  float *values = test_twin_fetch(p, of);
+  for (size_t i = 0; i < of->n; i++) {
+    const size_t row = i / n, place = row / 128 * 128 + row % 64 / 16 * 32 + row % 8 * 4 +
+                                      row % 128 / 64 * 2 + row % 16 / 8;
+    bytes[i] = bytes[of->n + i % n * rows + place] = test_narrow_byte(values[i], gradient);
+  }
+  free(values);
+  return bytes;
+}
+static void test_both_send(test_pair *p, test_twin *to, const test_twin *of, size_t n,
+                           int gradient) {
+  uint8_t *bytes = test_both_bytes(p, of, n, gradient);
+  CHECK_OK(p->t, p->gpu->ops->upload(p->gpu, to->gpu, bytes, 2 * of->n));
+  CHECK_OK(p->t, p->gpu->ops->synchronize(p->gpu));
+  free(bytes);
+}
+static void test_both_check(test_pair *p, const test_twin *both, const test_twin *of, size_t n,
+                            int gradient) {
+  uint8_t *want = test_both_bytes(p, of, n, gradient), *bytes = (uint8_t *)malloc(2 * of->n);
+  CHECK_OK(p->t, p->gpu->ops->download(p->gpu, bytes, both->gpu, 2 * of->n));
+  CHECK_OK(p->t, p->gpu->ops->synchronize(p->gpu));
+  CHECK(p->t, memcmp(want, bytes, 2 * of->n) == 0);
+  free(want);
+  free(bytes);
+}
+/* Replaces 8-bit rows and columns of gradients by the numbers of the rows; columns are equal. */
+static void test_both_open(test_pair *p, test_twin *x, size_t n) {
+  uint8_t *bytes = (uint8_t *)malloc(2 * x->n);
+  uint16_t *halves = (uint16_t *)malloc(2 * x->n);
+  CHECK_OK(p->t, p->gpu->ops->download(p->gpu, bytes, x->gpu, 2 * x->n));
+  CHECK_OK(p->t, p->gpu->ops->synchronize(p->gpu));
+  for (size_t i = 0; i < x->n; i++) halves[i] = (uint16_t)(bytes[i] << 8); /* half of an fp16 */
+  CHECK_OK(p->t, p->gpu->ops->upload(p->gpu, x->gpu, halves, 2 * x->n));
+  CHECK_OK(p->t, p->gpu->ops->synchronize(p->gpu));
+  uint8_t *want = test_both_bytes(p, x, n, 1);
+  CHECK(p->t, memcmp(want, bytes, 2 * x->n) == 0);
+  free(want);
+  free(halves);
+  free(bytes);
+}
+
 /* sums[C] is `times` the column sums of the GPU's own rows[N,C]: a missing row shows. The kernel
  * may add values before or after it rounds them. Each rounding errs at random by at most half a
  * unit in the last place. N of them make sqrt(N) times 0.29 units; the worst of many columns gets
@@ -511,6 +556,12 @@ static void test_cuda_layernorm_one(test_pair *p, int N, int C, float probabilit
   BOTH(p, layernorm_fwd, HERE(y), halves ? HERE(narrow) : NULL, (float *)HERE(mean),
        (float *)HERE(rstd), HERE(x), HERE(w), HERE(b), N, C);
   if (halves) test_narrow_check(p, narrow, y, width, 0);
+  if (halves && N % 128 == 0 && C % 16 == 0) {
+    test_twin *both = test_twin_new(p, TEST_ACT, all);
+    CHECK_OK(p->t, p->gpu->ops->layernorm_fwd(p->gpu, both->gpu, both->gpu, (float *)mean->gpu,
+                                              (float *)rstd->gpu, x->gpu, w->gpu, b->gpu, N, C));
+    test_both_check(p, both, y, width, 0);
+  }
   test_twin_compare(p, mean, "layernorm_fwd mean", 2, 2 * 0x1p-22);
   test_twin_compare(p, rstd, "layernorm_fwd rstd", 16, 0);
   test_twin_compare(p, y, "layernorm_fwd y", 1.01, 32 * 0x1p-23);
@@ -557,6 +608,7 @@ static void test_cuda_layernorm(g2z_test *t) {
       test_cuda_layernorm_one(&p, 130, 1024, 0.1f);
       test_cuda_layernorm_one(&p, 517, 1600, 0);
       test_cuda_layernorm_one(&p, 19, 4096, 0.1f);
+      test_cuda_layernorm_one(&p, 256, 784, 0);
       if (p.dtype == G2Z_FP16) test_cuda_layernorm_one(&p, 19, 4104, 0.1f);
       CHECK_STATUS(t, p.gpu->ops->layernorm_fwd(p.gpu, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 1,
                                                  8200),
@@ -593,6 +645,13 @@ static void test_linear_forward(test_pair *p, int N, int I, int O) {
          form == GELU ? HERE(slope) : NULL, HERE(x), fp8 ? HERE(narrow_x) : NULL, HERE(w),
          HERE(bias), add ? HERE(add) : NULL, drops ? &drop.on[on] : NULL, N, I, O);
     if (fp8 && form == GELU) test_narrow_check(p, narrow_y, y, (size_t)O, 0);
+    if (fp8 && form == GELU && N % 128 == 0 && O % 16 == 0) {
+      test_twin *both = test_twin_new(p, TEST_ACT, out);
+      CHECK_OK(p->t, p->gpu->ops->linear_fwd(p->gpu, both->gpu, both->gpu, slope->gpu, x->gpu,
+                                             narrow_x->gpu, w->gpu, bias->gpu, NULL, NULL, N, I,
+                                             O));
+      test_both_check(p, both, y, (size_t)O, 0);
+    }
     /* Some forms also round a value of up to 6 before the last step. GELU: its input, if cuBLASLt
      * computes the product; GELU's slope is up to 1.13, and the slope itself changes by at most 0.8
      * times the input's change. Dropout: the product. In place: the product, in cuBLASLt 13.1. */
@@ -619,7 +678,12 @@ static void test_linear_backward(test_pair *p, int N, int I, int O) {
   test_twin *into = test_twin_normal(p, TEST_ACT, in, 6, 1, 0);
   test_twin *dbias = test_twin_new(p, TEST_GRAD, (size_t)I);
   test_twin *dw = test_twin_new(p, TEST_GRAD, cells);
+  /* Replaced by 8-bit rows and columns: */
+  const int both = g2z__narrow_columns(p->gpu, N, O) && I % 16 == 0;
   test_twin *narrow_dx = test_narrow_new(p, (size_t)N, (size_t)I);
+  test_twin *both_dy = test_twin_new(p, TEST_ACT, out);
+  test_twin *both_x = test_twin_normal(p, TEST_ACT, in, 7, 1, 1);
+  test_twin *biased_dy = test_twin_normal(p, TEST_ACT, out, 8, 1, 0.5);
   test_twin *narrow_dy = test_narrow_new(p, (size_t)N, (size_t)O);
   ((float *)into->cpu)[1] = g2z__round(p->dtype, 4e-5f); /* subnormal in e5m2 */
   test_twin_send(p, into);
@@ -630,16 +694,29 @@ static void test_linear_backward(test_pair *p, int N, int I, int O) {
   test_twin_compare(p, dx, "linear_bwd_data", 1.01, noise);
   for (int mode = G2Z_OVERWRITE; mode <= G2Z_ACCUMULATE; mode++) {
     BOTH(p, linear_bwd_data, HERE(dx), HERE(dbias), HERE(dy), HERE(w), HERE(into),
-         fp8 ? HERE(narrow_dx) : NULL, (g2z_write)mode, N, I, O);
-    if (fp8) test_narrow_check(p, narrow_dx, dx, (size_t)I, 1);
-    test_twin_compare(p, dx, "linear_bwd_data slope", 2.5, 6 * noise);
+         both ? HERE(both_dy) : fp8 ? HERE(narrow_dx) : NULL, (g2z_write)mode, N, I, O);
+    if (fp8 && !both) test_narrow_check(p, narrow_dx, dx, (size_t)I, 1);
+    if (both) test_both_check(p, both_dy, dy, (size_t)O, 1);
+    if (both) test_both_open(p, dx, (size_t)I);
+    test_twin_compare(p, dx, "linear_bwd_data slope", both ? 0x1p-3 / eps + 3 : 2.5,
+                      6 * noise + (both ? 0x1p-17 : 0));
     test_twin_compare(p, dbias, "linear_bwd_data dbias", 2,
                       (1 + mode) * 4 * sqrt((double)N) * (eps + 0x1p-22) * largest +
                           sqrt((double)N) * 2 * noise);
-    test_column_sums(p, dx, dbias, I, 1 + mode, "linear_bwd_data dbias");
-    BOTH(p, linear_bwd_weight, HERE(dw), HERE(x), HERE(dy), (g2z_write)mode, N, I, O);
+    if (!both) test_column_sums(p, dx, dbias, I, 1 + mode, "linear_bwd_data dbias");
+    BOTH(p, linear_bwd_weight, HERE(dw), HERE(x), HERE(dy), NULL, (g2z_write)mode, N, I, O);
     test_twin_compare(p, dw, "linear_bwd_weight", 1.01 + 2 * mode,
                       (1 + mode) * test_product_noise(p, N, 2));
+  }
+  /* Means let sums grow with N: without fp32 sums of 256 tokens, 4,096 tokens would lose more. */
+  if (both) test_both_send(p, both_dy, biased_dy, (size_t)O, 1);
+  if (both) test_both_send(p, both_x, both_x, (size_t)I, 0);
+  for (int mode = G2Z_OVERWRITE; both && mode <= G2Z_ACCUMULATE; mode++) {
+    BOTH(p, linear_bwd_weight, HERE(dw), HERE(both_x), HERE(biased_dy), HERE(both_dy),
+         (g2z_write)mode, N, I, O);
+    test_twin_compare(p, dw, "linear_bwd_weight in 8 bits", 1.01 + 2 * mode,
+                      (1 + mode) * (test_product_noise(p, N, 2) +
+                                    (double)N / 32 * (256 * 0.5 + 6 * sqrt(256)) * 0x1p-13));
   }
   test_pair_clear(p);
 }
@@ -664,6 +741,9 @@ static void test_cuda_linear(g2z_test *t) {
         test_cuda_linear_one(&p, 515, 1032, 136);
         test_cuda_linear_one(&p, 4200, 72, 1544);
         test_cuda_linear_one(&p, 4200, 1544, 72);
+        test_cuda_linear_one(&p, 128, 144, 16);
+        test_cuda_linear_one(&p, 131, 144, 16);
+        test_cuda_linear_one(&p, 4096, 80, 208);
       }
     }
     test_pair_close(&p);
@@ -1525,6 +1605,15 @@ static void test_attention_one(test_pair *p, int B, int T, int NH, int HS, float
      * the column of the largest norm: V's columns are larger than Q's and K's. */
     test_twin_compare(p, dbias, what, 2 + mode, 2.5 * eps * (column + 0.1));
   }
+  p->gpu->fp8 = gradient && p->gpu->info.fp8 ? G2Z_FP8_ALL : G2Z_FP8_NONE;
+  if (g2z__narrow_columns(p->gpu, (int)N, C)) {
+    test_twin *both = test_twin_new(p, TEST_ACT, dqkv->n);
+    CHECK_OK(p->t, p->gpu->ops->attention_bwd(p->gpu, dqkv->gpu, both->gpu, dbias->gpu, dout->gpu,
+                                              out->gpu, (const float *)lse->gpu, qkv->gpu,
+                                              G2Z_OVERWRITE, &drop.on[1], B, T, C, NH));
+    test_both_check(p, both, dqkv, 3 * width, 1);
+  }
+  p->gpu->fp8 = G2Z_FP8_NONE;
   test_pair_clear(p);
 }
 

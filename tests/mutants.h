@@ -57,6 +57,8 @@
   X(data_slope, OP_LINEAR, IN_SLOPE, "backward leaves GELU's slope out")                           \
   X(data_fp8, OP_NONE, TESTS("ops_linear fp8", "(fp16) cuda_linear cuda_fp8"),                     \
     "a data gradient rounds nothing to 8 bits")                                                    \
+  X(weight_fp8, OP_NONE, TESTS("ops_linear", "(fp16) cuda_linear cuda_fp8"),                       \
+    "a weight gradient rounds nothing to 8 bits")                                                  \
   X(data_row, OP_LINEAR, IN_GOLDEN, "the last row's data gradient stays as it was")                \
   X(data_bias, OP_LINEAR, IN_SLOPE, "fc gets no bias gradient")                                    \
   X(data_overwrite, OP_LINEAR, IN_MICRO, "fc's bias gradient forgets the micro-steps before")      \
@@ -328,11 +330,13 @@ static g2z_status mutant_linear_bwd_data(g2z_device *device, void *dx, void *dbi
 }
 
 static g2z_status mutant_linear_bwd_weight(g2z_device *device, void *dw, const void *x,
-                                           const void *dy, g2z_write mode, int N, int K, int O) {
+                                           const void *dy, const void *narrow_dy, g2z_write mode,
+                                           int N, int K, int O) {
   if (IS(device, weight_overwrite)) mode = G2Z_OVERWRITE;
   if (IS(device, weight_accumulate)) mode = G2Z_ACCUMULATE;
   if (IS(device, weight_row) && N > 1) N--;
-  G2Z_TRY(RIGHT(device)->linear_bwd_weight(device, dw, x, dy, mode, N, K, O));
+  if (IS(device, weight_fp8)) narrow_dy = NULL;
+  G2Z_TRY(RIGHT(device)->linear_bwd_weight(device, dw, x, dy, narrow_dy, mode, N, K, O));
   if (IS(device, weight_zero))
     return mutant_zero(device, device->grad_dtype, dw, 1, 0, 0, (size_t)K * (size_t)O);
   return G2Z_OK;

@@ -536,9 +536,11 @@ static void ops_linear_backward(ops_env *e, const int *shape) {
   float *dx = ops_output(e, n), *dw = ops_output(e, weights), *dbias = ops_output(e, I);
   double *want = ops_doubles(e, n), *size = ops_doubles(e, n);
   double *want_w = ops_doubles(e, weights), *size_w = ops_doubles(e, weights);
-  float *left = dy, *right = w, *narrow = e->device->fp8 ? dy : NULL;
-  if (narrow)
+  float *left = dy, *right = w, *x8 = x, *narrow = e->device->fp8 ? dy : NULL;
+  if (narrow) {
     left = ops_narrow(e, &ops_e5m2, dy, N, O, 1), right = ops_narrow(e, &ops_e4m3, w, I, O, 32);
+    x8 = ops_narrow(e, &ops_e4m3, x, N, I, 4);
+  }
   ops_product(want, size, left, O, 1, right, 1, O, N, I, O);
   OPS_RUN(e, linear_bwd_data, dx, NULL, dy, w, NULL, narrow, G2Z_OVERWRITE, N, I, O);
   ops_expect(e, "linear_bwd_data", dx, want, size, n, e->dtype, ops_walk(O));
@@ -555,8 +557,8 @@ static void ops_linear_backward(ops_env *e, const int *shape) {
     ops_expect(e, "linear_bwd_data with a slope", dx, want, size, n, e->dtype, ops_walk(O));
     ops_expect_sums(e, "linear_bwd_data's dbias", dbias, dx, old, N, I);
     ops_begin(want_w, size_w, old, weights);
-    ops_product(want_w, size_w, x, 1, I, dy, O, 1, I, O, N);
-    OPS_RUN(e, linear_bwd_weight, dw, x, dy, ops_write(old), N, I, O);
+    ops_product(want_w, size_w, x8, 1, I, left, O, 1, I, O, N);
+    OPS_RUN(e, linear_bwd_weight, dw, x, dy, narrow, ops_write(old), N, I, O);
     ops_expect(e, "linear_bwd_weight", dw, want_w, size_w, weights, e->grad, ops_walk(N));
   }
 }

@@ -158,8 +158,9 @@ static double test_grads_apart(const test_trace *a, const test_trace *b) {
  * not change a bit. A score does not use 8 bits. A step does, and its loss differs slightly: a
  * fresh model's logits are small, and e4m3 is off by a sixteenth of a number at most. Gradients in
  * e5m2 change results from the second step on. One head of 40 channels leaves gaps between 8-bit
- * rows; Hopper's attention takes 64. With 64 channels the LM head's gradients, too, are in 8 bits;
- * on a GPU its exponentials then have another scale, which may change the loss's last bits. */
+ * rows; Hopper's attention takes 64. With 64 channels the gradients of weights and of the LM head
+ * have 8-bit operands, too. On a GPU the head's exponentials then have another scale, which may
+ * change the loss's last bits. */
 static void test_fp8_on(g2z_test *t, g2z_device_kind device, int graph, int channels) {
   enum { RUNS = G2Z_FP8_COUNT + 1 };
   static test_trace traces[RUNS];
@@ -710,9 +711,9 @@ static g2z_status turns_fwd(g2z_device *device, void *y, void *narrow, float *me
   return turns_right->layernorm_fwd(device, y, narrow, mean, rstd, x, w, b, N, C);
 }
 static g2z_status turns_bwd(g2z_device *device, void *dw, const void *x, const void *dy,
-                            g2z_write mode, int N, int I, int O) {
+                            const void *narrow_dy, g2z_write mode, int N, int I, int O) {
   turns_look(1);
-  return turns_right->linear_bwd_weight(device, dw, x, dy, mode, N, I, O);
+  return turns_right->linear_bwd_weight(device, dw, x, dy, narrow_dy, mode, N, I, O);
 }
 static g2z_status turns_gather(g2z_comm *comm, const g2z_call *call) {
   turns_gathers += call->kind == G2Z_CALL_GATHER;
