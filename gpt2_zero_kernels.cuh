@@ -5714,16 +5714,26 @@ g2z__product_piece(uint32_t (&out)[4][4], uint32_t (&other)[4][4], float (&sums)
   }
 }
 
-/* Stores 16 rows of 64 columns in 8 bits to x.narrow. `eight` has per 8 columns a pair, and the
- * pair 8 rows below. Four lanes exchange their pairs, so that each writes 8 bytes of a row and the
- * four write 32 adjacent bytes. */
+/* 8 columns of a piece in 8 bits: a pair, and the pair 8 rows below. y has pairs of A; with EIGHT
+ * of 8-bit numbers. */
+template <typename A, typename E, int EIGHT>
+static __device__ inline uint32_t g2z__product_pairs(const uint32_t (&y)[4][4], int n) {
+  const uint32_t *two = y[n / 2] + n % 2 * 2;
+  if constexpr (EIGHT) return two[0] | two[1] << 16;
+  else return g2z__pair_narrow<A, E>(two[0]) | g2z__pair_narrow<A, E>(two[1]) << 16;
+}
+
+/* Stores 16 rows of 64 columns in 8 bits to x.narrow. Four lanes exchange their pairs, so that each
+ * writes 8 bytes of a row and the four write 32 adjacent bytes. */
+template <typename A, typename E, int EIGHT>
 static __device__ inline void g2z__product_narrow(const g2z__product_data &x,
-                                                  const uint32_t (&eight)[8], int row, int column) {
+                                                  const uint32_t (&y)[4][4], int row, int column) {
+  if (!EIGHT && !x.narrow) return;
 #pragma unroll
   for (int half = 0; half < 2; half++) { /* 32 columns each */
     uint32_t words[4];
 #pragma unroll
-    for (int n = 0; n < 4; n++) words[n] = eight[half * 4 + n];
+    for (int n = 0; n < 4; n++) words[n] = g2z__product_pairs<A, E, EIGHT>(y, half * 4 + n);
     g2z__transpose<1>(words);
     int at = column + half * 32 + g2z__lane() % 4 * 8;
 #pragma unroll
@@ -5741,7 +5751,7 @@ static __device__ inline void g2z__product_narrow(const g2z__product_data &x,
 /* Stores 64 columns of a warp's 32 rows in 8 bits to the columns behind x.narrow. A lane has 4
  * tokens of a column, in the order of g2z__token_at: 8 lanes store 32 adjacent bytes. */
 static __device__ inline void g2z__product_narrow_columns(const g2z__product_data &x,
-                                                          const uint32_t (&eight)[2][8], int row,
+                                                          const uint32_t (&pairs)[2][8], int row,
                                                           int column) {
   const size_t N = (size_t)x.N, lane = (size_t)g2z__lane();
   column += g2z__lane() % 4 * 2;
@@ -5750,8 +5760,8 @@ static __device__ inline void g2z__product_narrow_columns(const g2z__product_dat
 #pragma unroll
   for (int n = 0; n < 8; n++, to += 8 * N) {
     if (column + n * 8 >= x.M) return;
-    *reinterpret_cast<uint32_t *>(to) = __byte_perm(eight[0][n], eight[1][n], 0x6420);
-    *reinterpret_cast<uint32_t *>(to + N) = __byte_perm(eight[0][n], eight[1][n], 0x7531);
+    *reinterpret_cast<uint32_t *>(to) = __byte_perm(pairs[0][n], pairs[1][n], 0x6420);
+    *reinterpret_cast<uint32_t *>(to + N) = __byte_perm(pairs[0][n], pairs[1][n], 0x7531);
   }
 }
 
@@ -5765,7 +5775,7 @@ g2z__product_columns(const g2z__product_data &x, float (&sums)[16], const float 
                      const CUtensorMap *other) {
   constexpr int READS = FINISH == G2Z__FINISH_ADD || g2z__is_times<FINISH>;
   constexpr int TWO = g2z__is_gelu<FINISH>, EIGHT = g2z__is_eight<FINISH>;
-  uint32_t to[2], eight[2][8];
+  uint32_t to[2], pairs[2][8];
   g2z__reader reader = g2z__reader_b_transposed<64>();
 #pragma unroll
   for (int m = 0; m < 2; m++) {
@@ -5780,17 +5790,10 @@ g2z__product_columns(const g2z__product_data &x, float (&sums)[16], const float 
         g2z__read_b(z[n], g2z__tile_at<64>(to[m], reader, 0, n * 16));
     }
     g2z__product_piece<A, E, FINISH>(y, z, sums, warp.rows[m], c[m], group, warp);
-    if constexpr (sizeof(E) == 1 && (TWO || g2z__is_times<FINISH>)) {
+    if constexpr (sizeof(E) == 1 && (TWO || g2z__is_times<FINISH>))
+      g2z__product_narrow<A, E, EIGHT>(x, y, warp.row + m * 64, warp.column + group * 64);
 #pragma unroll
-      for (int n = 0; n < 8; n++) {
-        uint32_t upper = y[n / 2][n % 2 * 2], lower = y[n / 2][n % 2 * 2 + 1];
-        if constexpr (!EIGHT)
-          upper = g2z__pair_narrow<A, E>(upper), lower = g2z__pair_narrow<A, E>(lower);
-        eight[m][n] = upper | lower << 16;
-      }
-      if (EIGHT || x.narrow)
-        g2z__product_narrow(x, eight[m], warp.row + m * 64, warp.column + group * 64);
-    }
+    for (int n = 0; EIGHT && n < 8; n++) pairs[m][n] = g2z__product_pairs<A, E, EIGHT>(y, n);
     if (READS && m == 0 && group == 1) { /* group 0's stores free the slots for group 2 */
       if (g2z__lane() == 0) g2z__stores_have_read<0>();
       __syncwarp();
@@ -5806,7 +5809,7 @@ g2z__product_columns(const g2z__product_data &x, float (&sums)[16], const float 
     if (!EIGHT) g2z__write_a(to[m], 0, y);
     if (TWO) g2z__write_a(to[m] + G2Z__PRODUCT_PIECE, 0, z);
   }
-  if (EIGHT) g2z__product_narrow_columns(x, eight, warp.row, warp.column + group * 64);
+  if (EIGHT) g2z__product_narrow_columns(x, pairs, warp.row, warp.column + group * 64);
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   __syncwarp();
   if (g2z__lane() == 0) {
@@ -5831,14 +5834,14 @@ g2z__product_exponentials(const g2z__product_data &x, const float (&c)[2][24][4]
                           g2z__product_warp &warp) {
   const int lane = g2z__lane(), column = warp.column + group * 64;
   const size_t M = (size_t)x.M;
-  uint32_t four[2][8]; /* per 8 columns: a pair, and the pair 8 rows below */
+  uint32_t pairs[2][8];
 #pragma unroll
   for (int m = 0; m < 2; m++) {
     uint32_t y[4][4], none[4][4];
     float sums[16];
     g2z__product_piece<A, E, G2Z__FINISH_SOFTMAX_8>(y, none, sums, warp.rows[m], c[m], group, warp);
 #pragma unroll
-    for (int n = 0; n < 8; n++) four[m][n] = y[n / 2][n % 2 * 2] | y[n / 2][n % 2 * 2 + 1] << 16;
+    for (int n = 0; n < 8; n++) pairs[m][n] = g2z__product_pairs<A, E, 1>(y, n);
   }
   if (column >= x.M) return;
   uint8_t *to = x.narrow + (size_t)(warp.row + lane / 4) * M + (size_t)(column + lane % 4 * 16);
@@ -5848,12 +5851,12 @@ g2z__product_exponentials(const g2z__product_data &x, const float (&c)[2][24][4]
     for (int below = 0; below < 2; below++) {
       unsigned pick = below ? 0x7632 : 0x5410; /* the upper or lower halves of two words */
       __stcs(reinterpret_cast<uint4 *>(to + (size_t)(m * 64 + below * 8) * M),
-             make_uint4(__byte_perm(four[m][0], four[m][1], pick),
-                        __byte_perm(four[m][2], four[m][3], pick),
-                        __byte_perm(four[m][4], four[m][5], pick),
-                        __byte_perm(four[m][6], four[m][7], pick)));
+             make_uint4(__byte_perm(pairs[m][0], pairs[m][1], pick),
+                        __byte_perm(pairs[m][2], pairs[m][3], pick),
+                        __byte_perm(pairs[m][4], pairs[m][5], pick),
+                        __byte_perm(pairs[m][6], pairs[m][7], pick)));
     }
-  g2z__product_narrow_columns(x, four, warp.row, column);
+  g2z__product_narrow_columns(x, pairs, warp.row, column);
 }
 
 /* The row of c[m]'s numbers 0 and 1, or with half = 1 of its numbers 2 and 3. */
