@@ -990,10 +990,10 @@ G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, c
  *     fc, fcproj, fp8=forward                clamped to 448, the largest of e4m3
  *   gradients that enter qkv,     e5m2       clamped to 57344
  *     fc, fcproj, fp8=all
- *   operands of weight gradients  as above   act, unless 128 divides N and 16 divides C. In 8 bits,
- *     of qkv, fc, fcproj, fp8=all            ln1, ln2, GELU and fc's gradient are not kept in act
+ *   operands of weight gradients  as above   ln1, ln2, GELU and fc's gradient are not kept in act
+ *     of qkv, fc, fcproj, fp8=all
  *   operands of the LM head's     e4m3,      h times 2^9 over a row's sum of exponentials, wte
- *     gradients, fp8=all          e5m2       times 32; exponentials. act, unless 128 divides N
+ *     gradients, fp8=all          e5m2       times 32; exponentials
  *   weight and bias gradients     grad type  act; fp32 with --accum > 2, tf32 or --grad-dtype fp32
  *   their sums over the ranks     grad type  copy engines: summed in fp32, rounded once. NCCL:
  *                                            rounded to act before they travel, and perhaps at
@@ -1216,9 +1216,9 @@ typedef struct g2z_ops {
    * activations times 4 in e4m3, gradients in e5m2. A row of n takes G2Z_NARROW_ROW(n) bytes. A CPU
    * neither writes nor reads it: its products round x and dy themselves.
    *
-   * If g2z__narrow_columns(device, N, n), `narrow` may be the tensor [N,n] itself. Then two copies
-   * replace it: its rows, then its columns [n,N], whose tokens have another order within each 128.
-   * Only products with 8-bit operands read such a tensor.
+   * With fp8=all N is a multiple of 128 and n of 16, and `narrow` may be the tensor [N,n] itself.
+   * Then two copies replace it: its rows, then its columns [n,N], whose tokens have another order
+   * within each 128. Only products with 8-bit operands read such a tensor.
    *
    * y[N,C] act = (x - mean) * rstd * w + b, also narrow; mean[N], rstd[N] f32 are kept for
    * backward. */
@@ -1243,8 +1243,7 @@ typedef struct g2z_ops {
                            const void *residual, const g2z_dropout *dropout, int N, int K, int O);
   /* dx[N,K] act = dy[N,O] w^T. With slope[N,K], where x = gelu(z): dx = (dy w^T) * slope is the
    * gradient of z, and dbias[K] grad = its column sums. narrow not NULL, in fp16: dy is rounded
-   * to e5m2, w to e4m3, times 32. Without slope, dy is read from narrow. With slope, dx is also
-   * written to narrow; but if g2z__narrow_columns(device, N, O) and also with K, dy's rows and
+   * to e5m2, w to e4m3, times 32. Without slope, dy is read from narrow. With slope, dy's rows and
    * columns are written to narrow, and those of dx replace dx. */
   g2z_status (*linear_bwd_data)(g2z_device *device, void *dx, void *dbias, const void *dy,
                                 const void *w, const void *slope, void *narrow, g2z_write mode,
@@ -1262,8 +1261,8 @@ typedef struct g2z_ops {
   g2z_status (*attention_fwd)(g2z_device *device, void *out, void *narrow, float *lse,
                               const void *qkv, const g2z_dropout *dropout, int B, int T, int C,
                               int NH);
-  /* dqkv[B,T,3,NH,HS] act; dbias[3C] grad: column sums of dqkv. narrow: rows of 3C, and columns
-   * after them if g2z__narrow_columns(device, B * T, C); then dqkv need not be written. */
+  /* dqkv[B,T,3,NH,HS] act; dbias[3C] grad: column sums of dqkv. narrow: rows of 3C, then
+   * columns; then dqkv need not be written. */
   g2z_status (*attention_bwd)(g2z_device *device, void *dqkv, void *narrow, void *dbias,
                               const void *dout, const void *out, const float *lse,
                               const void *qkv, g2z_write mode, const g2z_dropout *dropout, int B,
@@ -1275,7 +1274,7 @@ typedef struct g2z_ops {
    * overwrites dwte. logits[chunk,Vp] act: scratch. A target of -1 has loss 0 and no gradient. Rows
    * V..Vp-1 of wte never reach the softmax; dwte is 0 there. With dh and device->fp8, h and wte are
    * rounded to e4m3 before they make logits: h with a scale per row, wte times 32. dh and dwte are
-   * made from the original h and wte; but from 8-bit numbers if g2z__head_narrow(). */
+   * made from the original h and wte, with fp8=all from 8-bit numbers. */
   g2z_status (*head_loss)(g2z_device *device, float *losses, double *loss_sum, void *dh,
                           void *dwte, g2z_dtype dwte_dtype, void *logits, const void *h,
                           const void *wte, const int32_t *targets, float dloss,
@@ -1368,14 +1367,6 @@ struct g2z_device {
   void *backend;               /* the backend's private state */
   struct g2z__timers *timers;  /* of spans; NULL: not timed */
 };
-
-/* Whether sums over N tokens have 8-bit operands: gradients of weights, and of the LM head. */
-static inline int g2z__narrow_columns(const g2z_device *device, int N, int C) {
-  return device->fp8 == G2Z_FP8_ALL && N % 128 == 0 && C % 16 == 0;
-}
-static inline int g2z__head_narrow(const g2z_device *device, int N, int C, int Vp, int chunk) {
-  return g2z__narrow_columns(device, N, C) && (N <= chunk || chunk % 128 == 0) && Vp % 64 == 0;
-}
 
 G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kind, g2z_dtype dtype,
                                      g2z_dtype grad_dtype, g2z_device **out);
@@ -3691,6 +3682,11 @@ G2Z__PRIVATE g2z_status g2z__train_config_check(g2z_services *services,
   if (config->fp8 == G2Z_FP8_ALL && config->dtype != G2Z_FP16)
     G2Z_REFUSE(services, "fp8=all rounds gradients to e5m2, whose smallest number is 1.5e-5, and "
                "only dtype=fp16 scales the loss: take dtype=fp16, or fp8=forward");
+  if (config->fp8 == G2Z_FP8_ALL &&
+      ((int64_t)config->batch * config->seq % 128 || config->model.channels % 16))
+    G2Z_REFUSE(services, "fp8=all needs batch x seq to be a multiple of 128, and channels of 16; "
+               "they are %" PRId64 " and %d: change them, or take fp8=forward",
+               (int64_t)config->batch * config->seq, config->model.channels);
   /* Attention's scores are the largest tensor: heads have at most 128 channels, so seq x channels
    * is far smaller. */
   int64_t scores = (int64_t)config->model.heads * config->seq * config->seq;
@@ -4116,7 +4112,6 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
   }
   if (plan->dropout) most += N * C * plan->dtype_bytes;
   if (plan->fp8 >= G2Z_FP8_FORWARD) most += 4 * C * (C + 16) + 1024;
-  if (plan->fp8 >= G2Z_FP8_ALL) most += N * (C + 16);
   if (plan->dtype_bytes == 2) { /* sums of logits per tile, or dh in fp32 */
     size_t tiles = 8 * ((size_t)plan->vocab_padded / G2Z__PRODUCT_COLUMNS + 1);
     size_t chunk = (size_t)plan->head_chunk;
@@ -6267,7 +6262,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, float *losses, do
                                            const g2z_step_state *state, g2z_write mode, int N,
                                            int C, int V, int Vp, int chunk) {
   G2Z_ASSERT(dwte_dtype == G2Z_FP32 || (N <= chunk && mode == G2Z_OVERWRITE));
-  const int eight = dh && g2z__head_narrow(device, N, C, Vp, chunk); /* dh, dwte in 8 bits */
+  const int eight = dh && device->fp8 == G2Z_FP8_ALL; /* dh, dwte from 8 bits */
   float gradient = dh ? dloss * state->loss_scale : 0.0f, *narrow = NULL, *narrow_wte = NULL;
   float *lost = NULL; /* by the rounding of a row's target */
   if (dh && device->fp8) { /* the operands of the logits in e4m3: each row of h has its own scale */
@@ -9014,24 +9009,23 @@ G2Z__PRIVATE void *g2z__residual(const g2z_model *model, int layer) {
 #define G2Z__W(name) g2z__parameter(model, unit, G2Z_##name)
 #define G2Z__G(name) g2z__grad(model, unit, G2Z_##name)
 
-/* Addresses for 8-bit copies, or NULL. Those of activations lie in WIDE, which is free while
- * block_activations runs. In backward `gradient` lies in FC after ln2's gradient; it holds fc's
- * gradient, then qkv's. If weight gradients have 8-bit operands, copies replace LN1, LN2, FC and
- * fc's gradient, and `dproj`, the copies of the gradient that fcproj receives, replaces FC's rows,
- * which only forward needs. */
+/* Addresses for 8-bit copies, or NULL. With fp8=forward they lie in WIDE, which is free while
+ * block_activations runs. With fp8=all those of ln1's, ln2's and GELU's output replace the tensors,
+ * and so do those of fc's gradient. The gradient that fcproj receives is copied over FC's rows, of
+ * which backward needs only the columns; qkv's into FC, after ln2's gradient. */
 typedef struct g2z__narrow_places {
-  void *ln1, *att, *ln2, *fc, *dproj, *gradient;
+  void *ln1, *att, *ln2, *fc, *dproj, *dfc, *dqkv;
 } g2z__narrow_places;
 G2Z__PRIVATE g2z__narrow_places g2z__narrow_of(const g2z_model *model, const g2z__pass *pass,
                                                int layer) {
   size_t rows = (size_t)pass->B * (size_t)pass->T * (size_t)model->plan->model.channels;
   char *wide = (char *)G2Z__A(WIDE), *fc = (char *)G2Z__A(FC);
-  g2z__narrow_places narrow = {NULL, NULL, NULL, NULL, NULL, NULL};
+  g2z__narrow_places narrow = {NULL, NULL, NULL, NULL, NULL, NULL, NULL};
   if (model->device->fp8 < G2Z_FP8_FORWARD) return narrow;
   narrow.fc = wide, narrow.ln1 = narrow.att = narrow.ln2 = wide + 4 * rows;
-  if (model->device->fp8 == G2Z_FP8_ALL) narrow.gradient = fc + rows * model->plan->dtype_bytes;
-  if (g2z__narrow_columns(model->device, pass->B * pass->T, model->plan->model.channels))
-    narrow.ln1 = G2Z__A(LN1), narrow.ln2 = G2Z__A(LN2), narrow.fc = narrow.dproj = fc;
+  if (model->device->fp8 == G2Z_FP8_FORWARD) return narrow;
+  narrow.ln1 = G2Z__A(LN1), narrow.ln2 = G2Z__A(LN2), narrow.fc = narrow.dproj = fc;
+  narrow.dfc = wide, narrow.dqkv = fc + rows * model->plan->dtype_bytes;
   return narrow;
 }
 
@@ -9130,7 +9124,7 @@ G2Z__PRIVATE void *g2z__dln1(const g2z_model *model, const g2z__pass *pass) {
  * of the block's output stream, and its copy masked by the projection's dropout. Out: DRES, the
  * gradient of the stream between attention and ln2, and ln1's output gradient. Two buffers are
  * reused when nothing needs their activations any more: LNF for masked gradients, FC for ln2's
- * gradient followed by narrow.gradient. */
+ * gradient and the copies of qkv's. */
 G2Z__PRIVATE g2z_status g2z__unit_backward(const g2z_model *model, const g2z__pass *pass,
                                            int unit) {
   g2z_device *dev = model->device;
@@ -9152,25 +9146,19 @@ G2Z__PRIVATE g2z_status g2z__unit_backward(const g2z_model *model, const g2z__pa
   void *dqkv = G2Z__A(WIDE), *datt = g2z__dln1(model, pass);
   void *dln1 = datt; /* dln1 is written only after datt was read */
   const g2z__narrow_places narrow = g2z__narrow_of(model, pass, layer);
-  const int columns = narrow.dproj != NULL; /* else narrow.gradient overwrites FC */
   const void *dproj = g2z__dropped(model, pass);
 
   /* The same inputs, dropout and algorithms give the same bits. The last block needs no recompute:
    * no other block has overwritten its activations. */
   if (plan->recompute == G2Z_RECOMPUTE_BLOCK && layer < plan->model.layers - 1)
     G2Z_TRY(g2z__block_activations(model, pass, layer));
-  if (!columns)
-    G2Z_TRY(op->linear_bwd_weight(dev, G2Z__G(FCPROJW), G2Z__A(FC), dproj, NULL, mode, N, 4 * C,
-                                  C));
   G2Z_TRY(op->linear_bwd_data(dev, dfc, G2Z__G(FCB), dproj, G2Z__W(FCPROJW), G2Z__A(FCSLOPE),
-                              columns ? narrow.dproj : narrow.gradient, mode, N, 4 * C, C));
-  if (columns)
-    G2Z_TRY(op->linear_bwd_weight(dev, G2Z__G(FCPROJW), G2Z__A(FC), dproj, narrow.dproj, mode, N,
-                                  4 * C, C));
-  G2Z_TRY(op->linear_bwd_weight(dev, G2Z__G(FCW), G2Z__A(LN2), dfc, columns ? dfc : NULL, mode, N,
-                                C, 4 * C));
-  G2Z_TRY(op->linear_bwd_data(dev, dln2, NULL, dfc, G2Z__W(FCW), NULL,
-                              columns ? dfc : narrow.gradient, mode, N, C, 4 * C));
+                              narrow.dproj, mode, N, 4 * C, C));
+  G2Z_TRY(op->linear_bwd_weight(dev, G2Z__G(FCPROJW), G2Z__A(FC), dproj, narrow.dproj, mode, N,
+                                4 * C, C));
+  G2Z_TRY(op->linear_bwd_weight(dev, G2Z__G(FCW), G2Z__A(LN2), dfc, narrow.dfc, mode, N, C, 4 * C));
+  G2Z_TRY(op->linear_bwd_data(dev, dln2, NULL, dfc, G2Z__W(FCW), NULL, narrow.dfc, mode, N, C,
+                              4 * C));
   G2Z_TRY(op->layernorm_bwd(dev, dres, dropped, G2Z__G(LN2W), G2Z__G(LN2B), G2Z__G(ATTPROJB), dln2,
                             G2Z__A(RES2), G2Z__W(LN2W), G2Z__F(LN2_MEAN), G2Z__F(LN2_RSTD),
                             G2Z_ACCUMULATE, mode, &drop_attproj, N, C));
@@ -9178,11 +9166,11 @@ G2Z__PRIVATE g2z_status g2z__unit_backward(const g2z_model *model, const g2z__pa
   G2Z_TRY(op->linear_bwd_weight(dev, G2Z__G(ATTPROJW), G2Z__A(ATT), dattproj, NULL, mode, N, C, C));
   G2Z_TRY(op->linear_bwd_data(dev, datt, NULL, dattproj, G2Z__W(ATTPROJW), NULL, NULL, mode, N, C,
                               C));
-  G2Z_TRY(op->attention_bwd(dev, dqkv, narrow.gradient, G2Z__G(QKVB), datt, G2Z__A(ATT),
-                            G2Z__F(LSE), G2Z__A(QKV), mode, &drop_att, pass->B, pass->T, C, NH));
-  G2Z_TRY(op->linear_bwd_weight(dev, G2Z__G(QKVW), G2Z__A(LN1), dqkv,
-                                columns ? narrow.gradient : NULL, mode, N, C, 3 * C));
-  return op->linear_bwd_data(dev, dln1, NULL, dqkv, G2Z__W(QKVW), NULL, narrow.gradient, mode, N, C,
+  G2Z_TRY(op->attention_bwd(dev, dqkv, narrow.dqkv, G2Z__G(QKVB), datt, G2Z__A(ATT), G2Z__F(LSE),
+                            G2Z__A(QKV), mode, &drop_att, pass->B, pass->T, C, NH));
+  G2Z_TRY(op->linear_bwd_weight(dev, G2Z__G(QKVW), G2Z__A(LN1), dqkv, narrow.dqkv, mode, N, C,
+                                3 * C));
+  return op->linear_bwd_data(dev, dln1, NULL, dqkv, G2Z__W(QKVW), NULL, narrow.dqkv, mode, N, C,
                              3 * C);
 }
 

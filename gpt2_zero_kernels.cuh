@@ -1494,10 +1494,12 @@ static g2z_status g2z_cuda_layernorm_fwd(g2z_device *device, void *y, void *narr
                                          float *rstd, const void *x, const void *w, const void *b,
                                          int N, int C) {
   if constexpr (sizeof(A) == 2)
-    if (narrow && narrow == y)
+    if (narrow && narrow == y) {
+      G2Z_ASSERT(N % 128 == 0 && C % 16 == 0);
       return g2z__launch(device, "g2z_k_layernorm_eight", g2z_k_layernorm_eight<A>,
                          (unsigned)(N / 32), 256, 0, (uint8_t *)y, mean, rstd, (const A *)x,
                          (const A *)w, (const A *)b, N, C);
+    }
 #define G2Z__WARPS(A, K) g2z_k_layernorm_fwd<A, K, G2Z__TEAM_WARP>
   static void (*const warps[])(A *, uint8_t *, float *, float *, const A *, const A *, const A *,
                                int, int) = {
@@ -2002,7 +2004,7 @@ typedef struct g2z__lt_operands {
   void *slope;                     /* [m,n] of D's layout, with GELU and TIMES_SLOPE */
   float *sums;                     /* [slabs,m] with TIMES_SLOPE */
   g2z__softmax_rows rows;          /* with SOFTMAX and SOFTMAX_8 */
-  void *narrow;                    /* D in 8 bits, too: GELU in e4m3, TIMES_SLOPE in e5m2 */
+  void *narrow;                    /* with GELU: D in e4m3, too; or NULL */
   float factor;                    /* of the product */
   const float *scale;              /* with e4m3 in cuBLASLt: another, on the device; or NULL */
   const g2z__lt_batch *batch;      /* with a batched key; else NULL: one product */
@@ -2463,13 +2465,13 @@ static g2z_status g2z__lt_fused_or(g2z_device *device, const g2z__lt_key *key,
   return *fused ? run() : apart();
 }
 
-/* g2z_k_narrow: to = x times a scale, rounded to E.
- *   to  rows of I numbers in E, out
+/* g2z_k_narrow: to = x times a scale, rounded to e4m3.
+ *   to  rows of I numbers in e4m3, out
  *   x   [N,I] A in        I % 8 == 0
  * Launch  a thread per pack
  * Cost    3 N I bytes: N=32768, I=768 is 75 MB
- * Oracle  g2z__cpu_e4m3, g2z__cpu_e5m2; tests cuda_linear, cuda_head */
-template <typename A, typename E>
+ * Oracle  g2z__cpu_e4m3; tests cuda_linear, cuda_head */
+template <typename A>
 static __global__ void __launch_bounds__(256)
 g2z_k_narrow(uint8_t *to, const A *x, float scale, int N, int I) {
   size_t i = (size_t)blockIdx.x * 256 + threadIdx.x, packs = (size_t)I / 8, row = i / packs;
@@ -2478,22 +2480,22 @@ g2z_k_narrow(uint8_t *to, const A *x, float scale, int N, int I) {
   if (row >= (size_t)N) return;
   g2z__unpack<A>(value, g2z__get(x, i));
   reinterpret_cast<uint2 *>(to + row * G2Z_NARROW_ROW(I))[i % packs] =
-      g2z__pack_8<E>(value, scale);
+      g2z__pack_8<__nv_fp8_e4m3>(value, scale);
 }
-template <typename E, typename A>
+template <typename A>
 static g2z_status g2z__narrow(g2z_device *device, void *to, const A *x, float scale, int N, int I) {
-  return g2z__launch(device, "g2z_k_narrow", g2z_k_narrow<A, E>,
+  return g2z__launch(device, "g2z_k_narrow", g2z_k_narrow<A>,
                      (unsigned)g2z__blocks((size_t)N * (size_t)(I / 8), 256), 256, 0,
                      (uint8_t *)to, x, scale, N, I);
 }
 
-/* g2z_k_narrow_both: narrow = x's rows and columns, rounded to E.
+/* g2z_k_narrow_both: narrow = x's rows and columns, rounded to e5m2.
  *   narrow  N rows of C numbers, then C columns of N, out   N % 128 == 0, C % 16 == 0
  *   x       [N,C] A in; NULL: narrow's rows are in
  * Launch  32 rows and 256 columns per block of 256 threads
  * Cost    4 NC bytes: N=32768, C=768 is 101 MB; 2 NC without x
  * Oracle  g2z__cpu_e5m2; test cuda_linear */
-template <typename A, typename E>
+template <typename A>
 static __global__ void __launch_bounds__(256)
 g2z_k_narrow_both(uint8_t *narrow, const A *x, int N, int C) {
   const int g = (int)threadIdx.x / 32, column = (int)blockIdx.y * 256 + (int)threadIdx.x % 32 * 8;
@@ -2503,15 +2505,16 @@ g2z_k_narrow_both(uint8_t *narrow, const A *x, int N, int C) {
   for (int i = 0; i < 4 && column < C; i++) {
     size_t at = (size_t)g2z__token_at((int)blockIdx.x, g, i) * (size_t)C + (size_t)column;
     uint2 *rows = reinterpret_cast<uint2 *>(narrow + at);
-    if (x) *rows = g2z__pack_narrow<A, E>(g2z__get(x, at / 8));
+    if (x) *rows = g2z__pack_narrow<A, __nv_fp8_e5m2>(g2z__get(x, at / 8));
     eight[i] = *rows;
   }
   g2z__columns_put(narrow + (size_t)N * (size_t)C, eight, (int)blockIdx.x, (int)blockIdx.y * 256,
                    N, C);
 }
-template <typename E, typename A>
+template <typename A>
 static g2z_status g2z__narrow_both(g2z_device *device, void *narrow, const A *x, int N, int C) {
-  return g2z__launch(device, "g2z_k_narrow_both", g2z_k_narrow_both<A, E>,
+  G2Z_ASSERT(N % 128 == 0 && C % 16 == 0);
+  return g2z__launch(device, "g2z_k_narrow_both", g2z_k_narrow_both<A>,
                      dim3((unsigned)(N / 32), (unsigned)g2z__blocks((size_t)C, 256)), 256, 0,
                      (uint8_t *)narrow, x, N, C);
 }
@@ -2690,12 +2693,9 @@ static g2z_status g2z_cuda_linear_bwd_data(g2z_device *device, void *dx, void *d
   const g2z_narrow_weight *ready = narrow ? g2z__narrow_ready(device, w) : NULL;
   if (ready && !ready->rows) ready = NULL;
   size_t narrow_w = narrow && !ready ? g2z__align((size_t)I * G2Z_NARROW_ROW(O)) : 0;
-  const int both = narrow && slope && g2z__narrow_columns(device, N, O) && I % 16 == 0;
-  size_t narrow_dy = narrow && slope && !both ? (size_t)N * G2Z_NARROW_ROW(O) : 0;
   void *memory = NULL;
   int fused = 1;
-  if (sums + narrow_w + narrow_dy)
-    G2Z_TRY(g2z__scratch(device, sums + narrow_w + narrow_dy, &memory));
+  if (sums + narrow_w) G2Z_TRY(g2z__scratch(device, sums + narrow_w, &memory));
   on.slope = (void *)slope;
   on.sums = (float *)memory;
   g2z__lt_key key = plain;
@@ -2704,15 +2704,12 @@ static g2z_status g2z_cuda_linear_bwd_data(g2z_device *device, void *dx, void *d
     if constexpr (std::is_same<A, __half>::value) {
       uint8_t *to = (uint8_t *)memory + sums;
       if (!ready)
-        G2Z_TRY(g2z__narrow<__nv_fp8_e4m3>(device, to, (const A *)w, G2Z__E4M3_W, I, O));
+        G2Z_TRY(g2z__narrow(device, to, (const A *)w, G2Z__E4M3_W, I, O));
       on.a = ready ? ready->rows : to;
-      on.b = slope && !both ? to + narrow_w : (uint8_t *)narrow;
-      if (both) {
-        G2Z_TRY(g2z__narrow_both<__nv_fp8_e5m2>(device, narrow, (const A *)dy, N, O));
+      on.b = narrow;
+      if (slope) {
+        G2Z_TRY(g2z__narrow_both(device, narrow, (const A *)dy, N, O));
         key.epilogue = G2Z__EPILOGUE_TIMES_SLOPE_8;
-      } else if (slope) {
-        G2Z_TRY(g2z__narrow<__nv_fp8_e5m2>(device, to + narrow_w, (const A *)dy, 1, N, O));
-        on.narrow = narrow;
       }
       g2z__narrow_key(&key, CUDA_R_8F_E5M2);
       G2Z_TRY(g2z__hopper_product_run(device, &key, &on));
@@ -5178,13 +5175,11 @@ static g2z_status g2z_cuda_attention_bwd(g2z_device *device, void *dqkv, void *n
   x.lse = (float *)lse, x.qkv = (const A *)qkv;
   x.dropout = g2z__dropout_value(dropout);
   x.B = B, x.T = T, x.C = C, x.NH = NH;
-  const int both = narrow && g2z__narrow_columns(device, B * T, C);
   if constexpr (sizeof(A) == 2)
     if (x.HS() == 64 && !g2z__dropout_on(dropout) && g2z__cuda_of(device)->hopper) {
-      G2Z_TRY((g2z__hopper_bwd_run<A, G>(device, both ? NULL : x.dqkv, narrow, (G *)dbias, x.dout,
+      G2Z_TRY((g2z__hopper_bwd_run<A, G>(device, narrow ? NULL : x.dqkv, narrow, (G *)dbias, x.dout,
                                          x.forward, lse, x.qkv, mode, B, T, NH)));
-      return !both ? G2Z_OK
-                   : g2z__narrow_both<__nv_fp8_e5m2>(device, narrow, (const A *)NULL, B * T, 3 * C);
+      return narrow ? g2z__narrow_both(device, narrow, (const A *)NULL, B * T, 3 * C) : G2Z_OK;
     }
   /* Scratch: float2 {lse * log2(e), rowsum(dout * out)} per query and head; then column sums of dQ
    * over each 128 rows of a sequence, and of dK and dV over each 64. B=32, T=1024, NH=12, C=768:
@@ -5218,9 +5213,7 @@ static g2z_status g2z_cuda_attention_bwd(g2z_device *device, void *dqkv, void *n
     G2Z_TRY(g2z__add_slabs<G>(device, x.q_sums, g2z__slabs(B * T), 3 * C, mode, (G *)dbias));
   }
   if constexpr (sizeof(A) == 2)
-    if (narrow)
-      return both ? g2z__narrow_both<__nv_fp8_e5m2>(device, narrow, x.dqkv, B * T, 3 * C)
-                  : g2z__narrow<__nv_fp8_e5m2>(device, narrow, x.dqkv, 1, B * T, 3 * C);
+    if (narrow) return g2z__narrow_both(device, narrow, x.dqkv, B * T, 3 * C);
   return G2Z_OK;
 }
 
@@ -5479,8 +5472,8 @@ typedef struct g2z__product_data {
   int N, K, M, slabs;
   int down, across;              /* tiles per column and per row of the output */
   int stripe;                    /* PRODUCT_STRIPE or SOFTMAX_STRIPE */
-  uint8_t *narrow;               /* [N,M] E with GELU and TIMES in 8 bits; or NULL. With SOFTMAX_8,
-                                  * GELU_8 and TIMES_8 [N,M], then [M,N] */
+  uint8_t *narrow;               /* with GELU in 8 bits [N,M] E; or NULL. With SOFTMAX_8, GELU_8 and
+                                  * TIMES_8 [N,M], then [M,N] */
 } g2z__product_data;
 
 /* Offsets in dynamic shared memory, and sizes, in bytes. */
@@ -6032,8 +6025,8 @@ g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *s
  *   other  [N,M] A      in with ADD and TIMES, out with GELU; with ADD it may be `out`
  *   x      sums         [ceil(N/128),M] f32 out with TIMES: of the numbers before their rounding
  *          rows         in and out with SOFTMAX, see g2z__softmax_rows
- *          narrow       out, with GELU and TIMES in 8 bits; with SOFTMAX_8, GELU_8 and TIMES_8 in
- *                       place of `out`
+ *          narrow       out, with GELU in 8 bits; with SOFTMAX_8, GELU_8 and TIMES_8 in place of
+ *                       `out`
  * Math    f32 accumulation, but 8-bit products keep 14 bits; M and K are multiples of 8
  * Launch  one block of 384 threads per multiprocessor; 225 KB of shared memory. The loading
  *         warpgroup has 24 registers per thread, the others 240
@@ -6106,9 +6099,7 @@ static g2z__product_kernel g2z__product_kernel_of(const g2z__lt_key *key, int ad
   if constexpr (std::is_same<A, __half>::value)
     if (key->type == CUDA_R_8F_E5M2) {
       typedef __nv_fp8_e5m2 E;
-      return epilogue == G2Z__EPILOGUE_TIMES_SLOPE
-                 ? g2z_k_product_hopper<A, E, G2Z__FINISH_TIMES, ROWS>
-             : epilogue == G2Z__EPILOGUE_TIMES_SLOPE_8
+      return epilogue == G2Z__EPILOGUE_TIMES_SLOPE_8
                  ? g2z_k_product_hopper<A, E, G2Z__FINISH_TIMES_8, ROWS>
                  : g2z_k_product_hopper<A, E, G2Z__FINISH_PLAIN, ROWS>;
     }
@@ -6326,11 +6317,11 @@ g2z_k_add_losses(double *sum, const float *losses, int n) {
  * With fp8 the product that makes the exponentials multiplies e4m3. A target's logit is the product
  * of the same rounded numbers, so that loss, z and gradients belong to one softmax.
  *
- * With fp8=all, if g2z__head_narrow, the other two products multiply 8 bits, too. e is e5m2, with z
- * from 256 on, so that e's smallest number is at most 2^-24 of z. e is stored twice, as rows and as
- * columns, in the memory of 16-bit logits. dwte is g / 2^9 times the product with h 2^9 / z in
- * e4m3; the columns of h lie in dh's memory until dh is made. A row's largest number belongs to the
- * target: dh adds what its rounding lost. */
+ * With fp8=all the other two products multiply 8 bits, too. e is e5m2, with z from 256 on, so that
+ * e's smallest number is at most 2^-24 of z. e is stored twice, as rows and as columns, in the
+ * memory of 16-bit logits. dwte is g / 2^9 times the product with h 2^9 / z in e4m3; the columns of
+ * h lie in dh's memory until dh is made. A row's largest number belongs to the target: dh adds what
+ * its rounding lost. */
 
 #define G2Z__HEAD_SAMPLE 512
 #define G2Z__HEAD_ROWS 32        /* rows per block of g2z_k_head_rows */
@@ -6642,8 +6633,7 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *
   G2Z_ASSERT(dwte_dtype == G2Z_FP32 || (N <= chunk && mode == G2Z_OVERWRITE));
   const int sms = g2z__cuda_of(device)->sms;
   const int fused = dh && g2z__head_fits<A>(device, chunk, C, Vp);
-  const int narrow = fused && std::is_same<A, __half>::value &&
-                     g2z__head_narrow(device, N, C, Vp, chunk); /* gradients in 8 bits */
+  const int narrow = fused && std::is_same<A, __half>::value && device->fp8 == G2Z_FP8_ALL;
   g2z__head_rows rows = {};
   uint8_t *words = NULL; /* narrow: C rows of Vp numbers in e4m3, in the order of g2z__word_at */
   if (fused) {
@@ -6683,7 +6673,7 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *
         const g2z_narrow_weight both = {wte, words, rows.narrow_wte, Vp, C};
         if (narrow) G2Z_TRY((g2z__narrow_launch<A, G2Z__NARROW_WORDS>(device, &both, 1)));
         else
-          G2Z_TRY(g2z__narrow<__nv_fp8_e4m3>(device, rows.narrow_wte, x.wte, G2Z__E4M3_W, Vp, C));
+          G2Z_TRY(g2z__narrow(device, rows.narrow_wte, x.wte, G2Z__E4M3_W, Vp, C));
       }
     if (fused) G2Z_TRY(g2z__head_exponentials(device, &x, &rows, narrow));
     else { /* losses from logits; if dh is wanted, the gradient overwrites the logits */
