@@ -5160,7 +5160,7 @@ static g2z_status g2z_cuda_attention_fwd(g2z_device *device, void *out, void *na
   }
   G2Z_TRY(run(device, x));
   if constexpr (sizeof(A) == 2)
-    if (narrow) return g2z__narrow<__nv_fp8_e4m3>(device, narrow, x.out, G2Z__E4M3_X, B * T, C);
+    if (narrow) return g2z__narrow(device, narrow, x.out, G2Z__E4M3_X, B * T, C);
   return G2Z_OK;
 }
 
