@@ -467,7 +467,7 @@ G2Z_API void g2z_json_put_bool(g2z_json_out *out, const char *key, int value);
   X(FP8_NONE,    "none")    /* all products have operands of dtype */                             \
   X(FP8_LOGITS,  "logits")  /* the product that makes the LM head's logits */                     \
   X(FP8_FORWARD, "forward") /* logits, and the forward products qkv, attproj, fc and fcproj */    \
-  X(FP8_ALL,     "all")     /* forward, and all gradients but attproj's; needs dtype fp16 */
+  X(FP8_ALL,     "all")     /* forward, and gradients: all products but attproj's; for fp16 */
 
 #define G2Z_OPTIMIZER_LIST(X)                                                                     \
   X(OPTIMIZER_ADAMW, "adamw")                                                                     \
@@ -993,7 +993,7 @@ G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, c
  *   operands of weight gradients  as above   ln1, ln2, GELU and fc's gradient are not kept in act
  *     of qkv, fc, fcproj, fp8=all
  *   operands of the LM head's     e4m3,      h times 2^9 over a row's sum of exponentials, wte
- *     gradients, fp8=all          e5m2       times 32; exponentials
+ *     gradients, fp8=all          e5m2       times 32, clamped to 448; exponentials
  *   weight and bias gradients     grad type  act; fp32 with --accum > 2, tf32 or --grad-dtype fp32
  *   their sums over the ranks     grad type  copy engines: summed in fp32, rounded once. NCCL:
  *                                            rounded to act before they travel, and perhaps at
@@ -3725,11 +3725,12 @@ G2Z__PRIVATE g2z_status g2z__vocab_agree(g2z_services *services, uint64_t *known
  * it keeps each layer's QKV, the key-value cache, for more tokens (K) than run at a time (N).
  * Types: A the plan's dtype, F fp32. Some buffers are used again:
  *   lnf     after the head: the gradient after dropout ("dropped" of layernorm_bwd)
- *   fc      of a layer, after its weight gradient: the gradient at ln2's output and, after it in
- *           memory, fc's or qkv's gradient in 8 bits. In generation token by token: the token's row
- *           of qkv before it enters the cache
+ *   fc      of a layer, after fcproj's weight gradient: the gradient at ln2's output and, after it
+ *           in memory, qkv's gradient in 8 bits. In generation token by token: the token's row of
+ *           qkv before it enters the cache
  *   wide    4 C per token: fc's gradient; or qkv's (3 C) followed by attention's (C); while a block
- *           runs forward, 8-bit activations */
+ *           runs forward, 8-bit activations
+ * With fp8=all ln1, ln2, fc and fc's gradient in wide hold 8-bit rows and columns. */
 #define G2Z__ACTIVATION_LIST(X)                                          \
   /*  name      copies  type  elements */                                \
   X(EMBED,     ONCE,    A,    (N) * C)      /* residual stream at block 0 */ \
@@ -4323,7 +4324,9 @@ G2Z_API int g2z_plan_largest_batch(const g2z_plan *plan, size_t free_bytes) {
     g2z__plan_batch(&trial, fits + step);
     if (g2z__plan_needs(&trial) <= free_bytes) fits += step;
   }
-  return fits;
+  int whole = 1; /* fp8=all needs a multiple of 128 tokens */
+  while (plan->fp8 == G2Z_FP8_ALL && (int64_t)whole * plan->seq % 128) whole *= 2;
+  return fits - fits % whole;
 }
 
 G2Z__PRIVATE double g2z__gib(size_t bytes) { return (double)bytes / 1073741824.0; }

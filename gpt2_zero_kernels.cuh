@@ -1493,7 +1493,7 @@ template <typename A>
 static g2z_status g2z_cuda_layernorm_fwd(g2z_device *device, void *y, void *narrow, float *mean,
                                          float *rstd, const void *x, const void *w, const void *b,
                                          int N, int C) {
-  if constexpr (sizeof(A) == 2)
+  if constexpr (std::is_same<A, __half>::value)
     if (narrow && narrow == y) {
       G2Z_ASSERT(N % 128 == 0 && C % 16 == 0);
       return g2z__launch(device, "g2z_k_layernorm_eight", g2z_k_layernorm_eight<A>,
@@ -2001,9 +2001,10 @@ typedef struct g2z__lt_operands {
   const void *a, *b;
   const void *c;                   /* added, of D's layout: NULL, D itself or another */
   const void *bias;                /* [m], with an epilogue that has one */
+  /* Here GELU, TIMES_SLOPE and SOFTMAX also mean the same in 8 bits: */
   void *slope;                     /* [m,n] of D's layout, with GELU and TIMES_SLOPE */
   float *sums;                     /* [slabs,m] with TIMES_SLOPE */
-  g2z__softmax_rows rows;          /* with SOFTMAX and SOFTMAX_8 */
+  g2z__softmax_rows rows;          /* with SOFTMAX */
   void *narrow;                    /* with GELU: D in e4m3, too; or NULL */
   float factor;                    /* of the product */
   const float *scale;              /* with e4m3 in cuBLASLt: another, on the device; or NULL */
@@ -2530,8 +2531,6 @@ struct g2z__narrow_list {
   int count, tiles[4];           /* end of each weight's tiles */
 };
 
-typedef enum g2z__narrow_order { G2Z__NARROW_PLAIN, G2Z__NARROW_WORDS } g2z__narrow_order;
-
 /* g2z_k_narrow_weights: columns = w^T, rows = w, both times G2Z__E4M3_W, in e4m3; up to 4 weights.
  *   w        [K,O] A in   K % 8 == 0, O % 8 == 0
  *   columns  rows of K numbers in e4m3, out; with WORDS in the order of g2z__word_at, K % 64 == 0
@@ -2539,7 +2538,7 @@ typedef enum g2z__narrow_order { G2Z__NARROW_PLAIN, G2Z__NARROW_WORDS } g2z__nar
  * Launch  a block of 256 threads per 64 x 64 numbers
  * Cost    3 or 4 K O bytes: the four weights of a layer of GPT-2 124M are 28 MB
  * Oracle  g2z__cpu_linear_fwd; tests cuda_linear, cuda_fp8 */
-template <typename A, g2z__narrow_order ORDER>
+template <typename A, int WORDS>
 static __global__ void __launch_bounds__(256) g2z_k_narrow_weights(g2z__narrow_list list) {
   __shared__ alignas(16) uint8_t tile[64][80]; /* [o][i]; 16 bytes of padding per row */
   int which = 0, first = 0;
@@ -2561,7 +2560,7 @@ static __global__ void __launch_bounds__(256) g2z_k_narrow_weights(g2z__narrow_l
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     int pack = (int)threadIdx.x % 8, i = half * 32 + (int)threadIdx.x / 8, o = pack * 8;
-    int place = ORDER == G2Z__NARROW_WORDS ? g2z__word_at(i) : i;
+    int place = WORDS ? g2z__word_at(i) : i;
     float value[8] = {};
     const A *row = w + (size_t)(first_i + i) * (size_t)O + first_o;
     if (first_i + i < I && first_o + o < O) g2z__unpack<A>(value, g2z__get(row, (size_t)pack));
@@ -2580,7 +2579,7 @@ static __global__ void __launch_bounds__(256) g2z_k_narrow_weights(g2z__narrow_l
         *reinterpret_cast<const uint4 *>(&tile[o][i]);
 }
 
-template <typename A, g2z__narrow_order ORDER = G2Z__NARROW_PLAIN>
+template <typename A, int WORDS = 0>
 static g2z_status g2z__narrow_launch(g2z_device *device, const g2z_narrow_weight *weights,
                                      int count) {
   g2z__narrow_list list = {};
@@ -2591,7 +2590,7 @@ static g2z_status g2z__narrow_launch(g2z_device *device, const g2z_narrow_weight
     tiles += (int)(g2z__blocks((size_t)x->K, 64) * g2z__blocks((size_t)x->O, 64));
     list.tiles[list.count] = tiles;
   }
-  return g2z__launch(device, "g2z_k_narrow_weights", g2z_k_narrow_weights<A, ORDER>,
+  return g2z__launch(device, "g2z_k_narrow_weights", g2z_k_narrow_weights<A, WORDS>,
                      (unsigned)tiles, 256, 0, list);
 }
 
@@ -2609,20 +2608,13 @@ static const g2z_narrow_weight *g2z__narrow_ready(const g2z_device *device, cons
   return NULL;
 }
 
-/* Changes a key to 8 bits, which only room k42's kernel computes: A is e4m3 and transposed, B has
- * `type`. */
+/* Changes a key to 8 bits: operands by rows of k. For room k42's kernel A is e4m3 and B has `type`.
+ * For cuBLASLt A has `type`, e4m3 or e5m2, and B the other; fast accumulation stays off, so that
+ * partial sums move to fp32. */
 static void g2z__narrow_key(g2z__lt_key *key, cudaDataType_t type) {
   key->type = type;
-  key->transpose_a = 1;
-  key->ld_a = key->ld_b = (int32_t)G2Z_NARROW_ROW(key->k);
-}
-
-/* Changes a key to 8 bits for cuBLASLt: operands by rows of k, A in type_a, e4m3 or e5m2, and B in
- * the other. Fast accumulation stays off: cuBLASLt moves partial sums to fp32. */
-static void g2z__lt_eight(g2z__lt_key *key, cudaDataType_t type_a) {
-  key->type = type_a;
   key->transpose_a = 1, key->transpose_b = 0;
-  key->ld_a = key->ld_b = key->k;
+  key->ld_a = key->ld_b = (int32_t)G2Z_NARROW_ROW(key->k);
 }
 
 /* y = x w + bias, then gelu or residual. The residual is the product's C, added before rounding.
@@ -2691,7 +2683,6 @@ static g2z_status g2z_cuda_linear_bwd_data(g2z_device *device, void *dx, void *d
   size_t rows = slope ? ours > slabs ? ours : slabs : 0;
   size_t sums = g2z__align(rows * (size_t)I * sizeof(float));
   const g2z_narrow_weight *ready = narrow ? g2z__narrow_ready(device, w) : NULL;
-  if (ready && !ready->rows) ready = NULL;
   size_t narrow_w = narrow && !ready ? g2z__align((size_t)I * G2Z_NARROW_ROW(O)) : 0;
   void *memory = NULL;
   int fused = 1;
@@ -2735,7 +2726,7 @@ static g2z_status g2z_cuda_linear_bwd_weight(g2z_device *device, void *dw, const
   g2z__lt_operands on = g2z__lt_rows(dw, x, dy);
   if (mode == G2Z_ACCUMULATE) on.c = dw;
   if (narrow_dy) { /* the columns lie behind the rows */
-    g2z__lt_eight(&key, CUDA_R_8F_E5M2);
+    g2z__narrow_key(&key, CUDA_R_8F_E5M2);
     on.factor = 1 / G2Z__E4M3_X;
     on.a = (const uint8_t *)narrow_dy + (size_t)N * (size_t)O;
     on.b = (const uint8_t *)x + (size_t)N * (size_t)I;
@@ -5443,19 +5434,12 @@ typedef enum g2z__finish {
   G2Z__FINISH_TIMES,             /* the sums times `other`; also the output's column sums */
   G2Z__FINISH_SOFTMAX,           /* exponentials of the sums; also row sums, largest exponents */
   /* The same in 8 bits, as rows and as columns. N % 128 == 0, M % 16 == 0: */
-  G2Z__FINISH_SOFTMAX_8,         /* e5m2; M % 64 == 0, a row's words have word_at's order */
   G2Z__FINISH_GELU_8,            /* e4m3 */
-  G2Z__FINISH_TIMES_8            /* e5m2 */
+  G2Z__FINISH_TIMES_8,           /* e5m2 */
+  G2Z__FINISH_SOFTMAX_8          /* e5m2; M % 64 == 0, a row's words have word_at's order */
 } g2z__finish;
-template <g2z__finish FINISH>
-static constexpr bool g2z__is_softmax =
-    FINISH == G2Z__FINISH_SOFTMAX || FINISH == G2Z__FINISH_SOFTMAX_8;
-template <g2z__finish FINISH>
-static constexpr bool g2z__is_gelu = FINISH == G2Z__FINISH_GELU || FINISH == G2Z__FINISH_GELU_8;
-template <g2z__finish FINISH>
-static constexpr bool g2z__is_times = FINISH == G2Z__FINISH_TIMES || FINISH == G2Z__FINISH_TIMES_8;
-template <g2z__finish FINISH>
-static constexpr bool g2z__is_eight = FINISH >= G2Z__FINISH_SOFTMAX_8;
+template <g2z__finish FINISH, g2z__finish PLAIN> /* PLAIN, or the same in 8 bits */
+static constexpr bool g2z__is = FINISH == PLAIN || FINISH == PLAIN + 3;
 /* Terms in a block, which is 128 bytes of each row. E is the left operand's type. The right operand
  * has the same type, except e4m3 when E is e5m2. */
 template <typename E>
@@ -5536,7 +5520,7 @@ static __device__ inline bool g2z__rows_again(const int4 *again, int tile) {
 template <g2z__finish FINISH>
 static __device__ inline bool g2z__product_skips(const g2z__product_data &x,
                                                  g2z__product_place at) {
-  if constexpr (!g2z__is_softmax<FINISH>) return false;
+  if constexpr (!g2z__is<FINISH, G2Z__FINISH_SOFTMAX>) return false;
   else return x.rows.again && !g2z__rows_again(x.rows.again, at.row / G2Z__PRODUCT_ROWS);
 }
 
@@ -5664,7 +5648,7 @@ g2z__product_piece(uint32_t (&out)[4][4], uint32_t (&other)[4][4], float (&sums)
     float v[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) v[i] = c[group * 8 + n][i];
-    if constexpr (g2z__is_softmax<FINISH>) {
+    if constexpr (g2z__is<FINISH, G2Z__FINISH_SOFTMAX>) {
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         v[i] = v[i] * (sizeof(E) == 1 ? rows.unit[i / 2] : G2Z__LOG2E) - rows.reference[i / 2];
@@ -5676,7 +5660,7 @@ g2z__product_piece(uint32_t (&out)[4][4], uint32_t (&other)[4][4], float (&sums)
 #pragma unroll
       for (int i = 0; i < 4; i++) v[i] *= g2z__product_unit<E>;
     }
-    if constexpr (!g2z__is_softmax<FINISH> && !g2z__is_times<FINISH>) {
+    if constexpr (!g2z__is<FINISH, G2Z__FINISH_SOFTMAX> && !g2z__is<FINISH, G2Z__FINISH_TIMES>) {
       float2 bias =
           P::unpack(__shfl_sync(G2Z__ALL_LANES, warp.bias[group], n * 4 + g2z__lane() % 4));
 #pragma unroll
@@ -5689,19 +5673,23 @@ g2z__product_piece(uint32_t (&out)[4][4], uint32_t (&other)[4][4], float (&sums)
       if constexpr (FINISH == G2Z__FINISH_ADD) {
         float2 add = P::unpack(more);
         low += add.x, high += add.y;
-      } else if constexpr (g2z__is_gelu<FINISH>) {
+      } else if constexpr (g2z__is<FINISH, G2Z__FINISH_GELU>) {
         float slope_low, slope_high;
         low = g2z__k_gelu(low, slope_low), high = g2z__k_gelu(high, slope_high);
         more = P::pack(slope_low, slope_high);
-      } else if constexpr (g2z__is_times<FINISH>) {
+      } else if constexpr (g2z__is<FINISH, G2Z__FINISH_TIMES>) {
         float2 by = P::unpack(more);
         low *= by.x, high *= by.y;
-        sums[2 * n] += low, sums[2 * n + 1] += high;
+        /* E5M2 hides an overflow of A. The bias gradient must show it. */
+        if constexpr (FINISH == G2Z__FINISH_TIMES_8) by = P::unpack(P::pack(low, high));
+        else by = make_float2(low, high);
+        sums[2 * n] += by.x, sums[2 * n + 1] += by.y;
       }
       uint32_t &pair = out[n / 2][n % 2 * 2 + half];
       if constexpr (FINISH == G2Z__FINISH_SOFTMAX_8)
         pair = g2z__pair_8<__nv_fp8_e5m2>(make_float2(low, high), 1);
-      else if constexpr (g2z__is_eight<FINISH>) pair = g2z__pair_narrow<A, E>(P::pack(low, high));
+      else if constexpr (FINISH >= G2Z__FINISH_GELU_8)
+        pair = g2z__pair_narrow<A, E>(P::pack(low, high));
       else pair = P::pack(low, high);
     }
   }
@@ -5766,8 +5754,8 @@ static __device__ __forceinline__ void
 g2z__product_columns(const g2z__product_data &x, float (&sums)[16], const float (&c)[2][24][4],
                      int group, g2z__product_warp &warp, const CUtensorMap *out,
                      const CUtensorMap *other) {
-  constexpr int READS = FINISH == G2Z__FINISH_ADD || g2z__is_times<FINISH>;
-  constexpr int TWO = g2z__is_gelu<FINISH>, EIGHT = g2z__is_eight<FINISH>;
+  constexpr int READS = FINISH == G2Z__FINISH_ADD || g2z__is<FINISH, G2Z__FINISH_TIMES>;
+  constexpr int TWO = g2z__is<FINISH, G2Z__FINISH_GELU>, EIGHT = FINISH >= G2Z__FINISH_GELU_8;
   uint32_t to[2], pairs[2][8];
   g2z__reader reader = g2z__reader_b_transposed<64>();
 #pragma unroll
@@ -5783,7 +5771,7 @@ g2z__product_columns(const g2z__product_data &x, float (&sums)[16], const float 
         g2z__read_b(z[n], g2z__tile_at<64>(to[m], reader, 0, n * 16));
     }
     g2z__product_piece<A, E, FINISH>(y, z, sums, warp.rows[m], c[m], group, warp);
-    if constexpr (sizeof(E) == 1 && (TWO || g2z__is_times<FINISH>))
+    if constexpr (sizeof(E) == 1 && (TWO || g2z__is<FINISH, G2Z__FINISH_TIMES>))
       g2z__product_narrow<A, E, EIGHT>(x, y, warp.row + m * 64, warp.column + group * 64);
 #pragma unroll
     for (int n = 0; EIGHT && n < 8; n++) pairs[m][n] = g2z__product_pairs<A, E, EIGHT>(y, n);
@@ -5883,20 +5871,20 @@ g2z__product_finish(const g2z__product_data &x, float (&c)[2][24][4], g2z__produ
                     unsigned char *staging, const CUtensorMap *out, const CUtensorMap *other,
                     int group) {
   float columns[6];
-  if constexpr (g2z__is_softmax<FINISH>) g2z__product_words(x, c, warp);
+  if constexpr (g2z__is<FINISH, G2Z__FINISH_SOFTMAX>) g2z__product_words(x, c, warp);
 #pragma unroll
   for (int n = 0; n < 3; n++) {
     float sums[16] = {};
     if constexpr (FINISH == G2Z__FINISH_SOFTMAX_8)
       g2z__product_exponentials<A, E>(x, c, n, warp);
     else g2z__product_columns<A, E, FINISH>(x, sums, c, n, warp, out, other);
-    if constexpr (g2z__is_times<FINISH>) {
+    if constexpr (g2z__is<FINISH, G2Z__FINISH_TIMES>) {
       g2z__sum_lanes(sums);
       columns[2 * n] = sums[0], columns[2 * n + 1] = sums[1];
     }
   }
   /* Join each row's sum and largest exponent from four lanes and store them. */
-  if constexpr (g2z__is_softmax<FINISH>)
+  if constexpr (g2z__is<FINISH, G2Z__FINISH_SOFTMAX>)
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       float sum = warp.rows[i / 2].sum[i % 2], largest = warp.rows[i / 2].largest[i % 2];
@@ -5911,7 +5899,7 @@ g2z__product_finish(const g2z__product_data &x, float (&c)[2][24][4], g2z__produ
     }
   /* Add and store the tile's column sums; a lane holds two of each 64 columns. Each warp puts its
    * sums in a staging slot whose store is done. Only the next tile's first piece uses it. */
-  if constexpr (g2z__is_times<FINISH>) {
+  if constexpr (g2z__is<FINISH, G2Z__FINISH_TIMES>) {
     if (g2z__lane() == 0) g2z__stores_have_read<1>(); /* the last 64 columns' store may run */
     __syncwarp();
     staging += group * 4 * (int)g2z__product_shared::WARP + warp.used.stage * G2Z__PRODUCT_PIECE;
@@ -5946,7 +5934,7 @@ g2z__product_sum(float (&c)[2][24][4], const g2z__product_data &x, uint32_t shar
   g2z__product_step<E, BY>(c, shared + (uint32_t)(ring.stage * g2z__product_shared::STAGE), 0);
   int before = ring.stage;
   ring.next();
-  if constexpr (FINISH == G2Z__FINISH_ADD || g2z__is_times<FINISH>) {
+  if constexpr (FINISH == G2Z__FINISH_ADD || g2z__is<FINISH, G2Z__FINISH_TIMES>) {
     if (g2z__lane() == 0) g2z__stores_have_read<0>();
     __syncwarp();
     g2z__product_ask(warp, other, 0, G2Z__PRODUCT_PIECES);
@@ -5995,7 +5983,7 @@ g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *s
     }
     warp.row = at.row + warp8 % 4 * 16;
     warp.column = at.column;
-    if constexpr (g2z__is_softmax<FINISH>) {
+    if constexpr (g2z__is<FINISH, G2Z__FINISH_SOFTMAX>) {
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         int row = g2z__product_row_at(warp, i / 2, i % 2);
@@ -6003,7 +5991,7 @@ g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *s
         if constexpr (sizeof(E) == 1)
           warp.rows[i / 2].unit[i % 2] = row < x.N ? x.rows.unit[row] : 0;
       }
-    } else if (!g2z__is_times<FINISH> && x.bias)
+    } else if (!g2z__is<FINISH, G2Z__FINISH_TIMES> && x.bias)
 #pragma unroll
       for (int i = 0; i < 3; i++) {
         int column = at.column + i * 64 + g2z__lane() * 2;
@@ -6162,7 +6150,9 @@ static g2z_status g2z__hopper_product_run(g2z_device *device, const g2z__lt_key 
   x.bias = on->bias;
   x.sums = on->sums;
   x.rows = on->rows;
-  x.narrow = (uint8_t *)(key->epilogue >= G2Z__EPILOGUE_SOFTMAX_8 ? on->d : on->narrow);
+  const int eight = key->epilogue >= G2Z__EPILOGUE_SOFTMAX_8;
+  G2Z_ASSERT(!eight || (N % 128 == 0 && M % 16 == 0));
+  x.narrow = (uint8_t *)(eight ? on->d : on->narrow);
   x.N = N, x.K = K, x.M = M;
   x.down = x.slabs = (int)g2z__blocks((size_t)N, G2Z__PRODUCT_ROWS);
   x.across = (int)g2z__blocks((size_t)M, G2Z__PRODUCT_COLUMNS);
@@ -6317,11 +6307,12 @@ g2z_k_add_losses(double *sum, const float *losses, int n) {
  * With fp8 the product that makes the exponentials multiplies e4m3. A target's logit is the product
  * of the same rounded numbers, so that loss, z and gradients belong to one softmax.
  *
- * With fp8=all the other two products multiply 8 bits, too. e is e5m2, with z from 256 on, so that
- * e's smallest number is at most 2^-24 of z. e is stored twice, as rows and as columns, in the
- * memory of 16-bit logits. dwte is g / 2^9 times the product with h 2^9 / z in e4m3; the columns of
- * h lie in dh's memory until dh is made. A row's largest number belongs to the target: dh adds what
- * its rounding lost. */
+ * With fp8=all the other two products multiply 8 bits, too. e is e5m2, with z at least 256, up to
+ * the same rounding, so that e's smallest number is about 2^-24 of z. After an overflow the new r
+ * is as far below the largest exponent, and e may saturate. e is stored twice, as rows and as
+ * columns, in the memory of 16-bit logits. dwte is g / 2^9 times the product with h 2^9 / z in
+ * e4m3; the columns of h lie in dh's memory until dh is made. A row's largest number belongs to the
+ * target: dh adds what its rounding lost. */
 
 #define G2Z__HEAD_SAMPLE 512
 #define G2Z__HEAD_ROWS 32        /* rows per block of g2z_k_head_rows */
@@ -6361,7 +6352,7 @@ template <g2z__head_numbers NUMBERS>
 struct g2z__head_bounds {
   static constexpr bool EIGHT = NUMBERS == G2Z__HEAD_E5M2;
   static constexpr float BELOW = EIGHT ? 8 : 4, ROOM = EIGHT ? -8 : 4;
-  static constexpr float LEAST = EIGHT ? 0x1p6f : 1, MOST = EIGHT ? 0x1p15f : 0x1p12f;
+  static constexpr float LEAST = EIGHT ? 0x1p7f : 1, MOST = EIGHT ? 0x1p15f : 0x1p12f;
   static __device__ inline float below(int row) {
     return EIGHT ? BELOW + g2z__head_part(row) : BELOW;
   }
@@ -6637,28 +6628,22 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *
   g2z__head_rows rows = {};
   uint8_t *words = NULL; /* narrow: C rows of Vp numbers in e4m3, in the order of g2z__word_at */
   if (fused) {
-    const size_t most = (size_t)(N < chunk ? N : chunk), row = g2z__align(most * 4);
-    const size_t again = g2z__align(g2z__blocks(most, G2Z__PRODUCT_ROWS) * sizeof(int4));
+    const size_t most = (size_t)(N < chunk ? N : chunk), row = most * 4, width = (size_t)C;
     const size_t parts = g2z__blocks((size_t)Vp, G2Z__PRODUCT_COLUMNS) * most * sizeof(float2);
-    const size_t sums = most * (size_t)C * sizeof(float), fp8 = device->fp8 ? 1 : 0;
-    const size_t shared = g2z__align(parts > sums ? parts : sums);
-    const size_t narrow_h = fp8 * g2z__align(most * G2Z_NARROW_ROW(C));
-    const size_t narrow_wte = fp8 * g2z__align((size_t)Vp * G2Z_NARROW_ROW(C));
-    const size_t narrow_words = narrow ? (size_t)C * (size_t)Vp : 0;
-    const size_t factors = narrow ? 2 * row + 256 : row;
+    const size_t sums = most * width * sizeof(float);
+    const size_t narrow_row = device->fp8 ? G2Z_NARROW_ROW(C) : 0;
+    const struct { void *pointer; size_t bytes; } wanted[] = {
+        {&rows.again, g2z__blocks(most, G2Z__PRODUCT_ROWS) * sizeof(int4)}, {&rows.reference, row},
+        {&rows.target, row}, {&rows.factor, 2 * row + 4}, {&rows.unit, row},
+        {&rows.dh, parts > sums ? parts : sums}, {&rows.narrow_h, most * narrow_row},
+        {&rows.narrow_wte, (size_t)Vp * narrow_row}, {&words, narrow ? width * (size_t)Vp : 0}};
+    size_t bytes = 0;
     void *memory;
-    G2Z_TRY(g2z__scratch(device, again + 3 * row + factors + shared + narrow_h + narrow_wte +
-                                     narrow_words, &memory));
+    for (const auto &x : wanted) bytes += g2z__align(x.bytes);
+    G2Z_TRY(g2z__scratch(device, bytes, &memory));
     char *to = (char *)memory;
-    rows.again = (int4 *)to, to += again;
-    rows.reference = (float *)to, to += row;
-    rows.target = (float *)to, to += row;
-    rows.factor = (float *)to, to += factors;
-    rows.unit = (float *)to, to += row;
-    rows.parts = (float2 *)to, rows.dh = (float *)to, to += shared;
-    rows.narrow_h = (uint8_t *)to, to += narrow_h;
-    rows.narrow_wte = (uint8_t *)to, to += narrow_wte;
-    words = (uint8_t *)to;
+    for (const auto &x : wanted) memcpy(x.pointer, &to, sizeof to), to += g2z__align(x.bytes);
+    rows.parts = (float2 *)rows.dh;
   }
   for (int first = 0; first < N; first += chunk) {
     size_t at = (size_t)first * (size_t)C;
@@ -6671,7 +6656,7 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *
     if constexpr (sizeof(A) == 2)
       if (fused && device->fp8 && first == 0) { /* once for all chunks */
         const g2z_narrow_weight both = {wte, words, rows.narrow_wte, Vp, C};
-        if (narrow) G2Z_TRY((g2z__narrow_launch<A, G2Z__NARROW_WORDS>(device, &both, 1)));
+        if (narrow) G2Z_TRY((g2z__narrow_launch<A, 1>(device, &both, 1)));
         else
           G2Z_TRY(g2z__narrow(device, rows.narrow_wte, x.wte, G2Z__E4M3_W, Vp, C));
       }
@@ -6694,7 +6679,7 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *
     g2z__lt_operands on = g2z__lt_rows(dwte, logits, fused ? x.dh : x.h);
     if (first > 0 || mode == G2Z_ACCUMULATE) on.c = dwte;
     if (narrow) {
-      g2z__lt_eight(&key, CUDA_R_8F_E4M3);
+      g2z__narrow_key(&key, CUDA_R_8F_E4M3);
       on.b = (uint8_t *)logits + (size_t)n * (size_t)Vp;
       on.scale = rows.factor + 2 * n;
     }
@@ -6702,7 +6687,7 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *
     auto data_key = fused ? g2z__lt_rows_key<A, float> : g2z__lt_rows_key<A, A>;
     key = data_key(device, n, Vp, C, G2Z__AS_IT_IS, G2Z__AS_IT_IS, C, CUBLASLT_EPILOGUE_DEFAULT);
     on = g2z__lt_rows(fused ? (void *)rows.dh : x.dh, logits, narrow ? words : wte);
-    if (narrow) g2z__lt_eight(&key, CUDA_R_8F_E4M3);
+    if (narrow) g2z__narrow_key(&key, CUDA_R_8F_E4M3);
     G2Z_TRY(g2z__lt_multiply(device, &key, &on));
     size_t packs = (size_t)n * (size_t)(C / g2z__lanes<A>);
     auto scale = narrow ? g2z_k_head_scale<A, g2z__head_eight<A>>

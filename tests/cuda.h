@@ -283,15 +283,15 @@ static void test_narrow_send(test_pair *p, test_twin *narrow, const test_twin *o
   free(values);
   free(bytes);
 }
-static void test_narrow_check(test_pair *p, const test_twin *narrow, const test_twin *of, size_t n,
-                              int gradient) {
+static void test_narrow_check(test_pair *p, const test_twin *narrow, const test_twin *of,
+                              size_t n) {
   uint8_t *bytes = (uint8_t *)malloc(narrow->bytes);
   float *values = test_twin_fetch(p, of);
   size_t wrong = 0;
   CHECK_OK(p->t, p->gpu->ops->download(p->gpu, bytes, narrow->gpu, narrow->bytes));
   CHECK_OK(p->t, p->gpu->ops->synchronize(p->gpu));
   for (size_t i = 0; i < of->n; i++)
-    wrong += bytes[i / n * G2Z_NARROW_ROW(n) + i % n] != test_narrow_byte(values[i], gradient);
+    wrong += bytes[i / n * G2Z_NARROW_ROW(n) + i % n] != test_narrow_byte(values[i], 0);
   CHECK(p->t, wrong == 0);
   free(values);
   free(bytes);
@@ -555,8 +555,8 @@ static void test_cuda_layernorm_one(test_pair *p, int N, int C, float probabilit
   test_twin_send(p, w);
   BOTH(p, layernorm_fwd, HERE(y), halves ? HERE(narrow) : NULL, (float *)HERE(mean),
        (float *)HERE(rstd), HERE(x), HERE(w), HERE(b), N, C);
-  if (halves) test_narrow_check(p, narrow, y, width, 0);
-  if (halves && N % 128 == 0 && C % 16 == 0) {
+  if (halves) test_narrow_check(p, narrow, y, width);
+  if (p->dtype == G2Z_FP16 && N % 128 == 0 && C % 16 == 0) {
     test_twin *both = test_twin_new(p, TEST_ACT, all);
     CHECK_OK(p->t, p->gpu->ops->layernorm_fwd(p->gpu, both->gpu, both->gpu, (float *)mean->gpu,
                                               (float *)rstd->gpu, x->gpu, w->gpu, b->gpu, N, C));
@@ -644,7 +644,7 @@ static void test_linear_forward(test_pair *p, int N, int I, int O) {
     BOTH(p, linear_fwd, HERE(to), fp8 && form == GELU ? HERE(narrow_y) : NULL,
          form == GELU ? HERE(slope) : NULL, HERE(x), fp8 ? HERE(narrow_x) : NULL, HERE(w),
          HERE(bias), add ? HERE(add) : NULL, drops ? &drop.on[on] : NULL, N, I, O);
-    if (fp8 && form == GELU) test_narrow_check(p, narrow_y, y, (size_t)O, 0);
+    if (fp8 && form == GELU) test_narrow_check(p, narrow_y, y, (size_t)O);
     if (form == GELU && p->gpu->fp8 == G2Z_FP8_ALL) {
       test_twin *both = test_twin_new(p, TEST_ACT, out);
       CHECK_OK(p->t, p->gpu->ops->linear_fwd(p->gpu, both->gpu, both->gpu, slope->gpu, x->gpu,
@@ -1570,7 +1570,7 @@ static void test_attention_one(test_pair *p, int B, int T, int NH, int HS, float
   test_twin *narrow = test_narrow_new(p, N, width);
   BOTH(p, attention_fwd, HERE(out), halves ? HERE(narrow) : NULL, (float *)HERE(lse), HERE(qkv),
        &drop.on[on], B, T, C, NH);
-  if (halves) test_narrow_check(p, narrow, out, width, 0);
+  if (halves) test_narrow_check(p, narrow, out, width);
   snprintf(what, sizeof what, "attention_fwd B=%d T=%d NH=%d HS=%d dropout=%g", B, T, NH, HS,
            (double)probability);
   test_attention_compare(p, out, what, 0, width, width, eps);
@@ -1619,10 +1619,10 @@ static void test_attention_one(test_pair *p, int B, int T, int NH, int HS, float
  * head of 9 key blocks that is cut into 7 parts; slightly more heads than multiprocessors, some
  * whole and some cut, so that tiles of dQ wait in both places. */
 static void test_attention_cuts(test_pair *p) {
-  int shapes[][3] = {{27, 65, 10}, {1, 1100, 1}, {5, 330, 27}};
+  int shapes[][3] = {{27, 65, 10}, {1, 1100, 1}, {4, 352, 34}};
 #ifdef __CUDACC__
   const g2z__cuda *cuda = g2z__cuda_of(p->gpu);
-  shapes[2][2] = cuda->sms / 5 + 1;
+  shapes[2][2] = cuda->sms / 4 + 1;
 #endif
   for (int i = 0; i < 3; i++) {
     int B = shapes[i][0], T = shapes[i][1], NH = shapes[i][2];

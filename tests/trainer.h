@@ -169,7 +169,7 @@ static void test_fp8_on(g2z_test *t, g2z_device_kind device, int graph, int chan
     int32_t tokens[129];
     double scores[RUNS];
     float losses[128];
-    g2z_train_config config = test_config_of(channels < 64 ? 2 : 1, 1, channels, seq, 61);
+    g2z_train_config config = test_config_of(2, 1, channels, seq, 61);
     test_tokens(tokens, 129, 61, 3);
     config.dtype = test_dtypes[d];
     config.graph = graph;
