@@ -24,7 +24,7 @@ static void test_overfit(g2z_test *t) {
 }
 
 /* The result of twelve steps with everything on: dropout, accumulation, clipping, fp16. */
-enum { TRACE_STEPS = 12, TRACE_MOST = 60000 };
+enum { TRACE_STEPS = 12, TRACE_MOST = 120000 };
 typedef struct test_trace {
   float losses[TRACE_STEPS], weights[TRACE_MOST], grads[TRACE_MOST];
 } test_trace;
@@ -189,8 +189,8 @@ static void test_fp8_on(g2z_test *t, g2z_device_kind device, int graph, int chan
     }
     for (int run = 1; run <= ways; run++) CHECK(t, scores[run] == scores[0]);
     CHECK(t, memcmp(traces + ways - 1, traces + ways, sizeof *traces) == 0);
-    /* Roundings alone give 0.045. A layer whose operand is 0 by mistake gives 0.1. */
-    for (int run = 1; run < ways; run++) CHECK(t, test_grads_apart(traces + run, traces) < 0.07);
+    /* Roundings alone give 0.066. A layer whose operand of qkv's gradient is 0 gives 0.095. */
+    for (int run = 1; run < ways; run++) CHECK(t, test_grads_apart(traces + run, traces) < 0.08);
     for (int run = 1; run < ways; run++)
       for (int step = 0; step < TRACE_STEPS; step++) {
         int same = run == G2Z_FP8_ALL && step == 0;
