@@ -6391,6 +6391,7 @@ g2z_k_head_rows(g2z__head_rows rows, g2z__head_chunk<A> x, int across, g2z__rows
  * Launch  one thread per pack
  * Cost    6 C bytes per row in 16 bits: 8,192 tokens of C=768 are 38 MB
  * Oracle  as g2z_k_head_rows */
+static __device__ int hack_wexact;
 template <typename A, g2z__head_numbers NUMBERS>
 static __global__ void __launch_bounds__(256)
 g2z_k_head_scale(g2z__head_rows rows, g2z__head_chunk<A> x) {
@@ -6407,7 +6408,7 @@ g2z_k_head_scale(g2z__head_rows rows, g2z__head_chunk<A> x) {
     float w[L];
     g2z__unpack<A>(w, g2z__get(x.wte + word * (size_t)x.C, i % (size_t)(x.C / L)));
 #pragma unroll
-    for (int j = 0; j < L; j++) value[j] += lost * g2z__round_e4m3(w[j] * G2Z__E4M3_W);
+    for (int j = 0; j < L; j++) value[j] += lost * (hack_wexact ? w[j] * G2Z__E4M3_W : g2z__round_e4m3(w[j] * G2Z__E4M3_W));
     factor /= G2Z__E4M3_W;
   }
 #pragma unroll
@@ -6475,12 +6476,89 @@ static g2z_status g2z__head_exponentials(g2z_device *device, const g2z__head_chu
   return G2Z_OK;
 }
 
+static __global__ void hack_wide(__half *to, const uint8_t *x, size_t packs, int e4m3, const float *scale) {
+  for (size_t i = (size_t)blockIdx.x * 256 + threadIdx.x; i < packs; i += (size_t)gridDim.x * 256) {
+    uint2 in = reinterpret_cast<const uint2 *>(x)[i];
+    const uint8_t *b = reinterpret_cast<const uint8_t *>(&in);
+    uint4 out;
+    __half *h = reinterpret_cast<__half *>(&out);
+    for (int j = 0; j < 8; j++) {
+      __half_raw r = __nv_cvt_fp8_to_halfraw(b[j], e4m3 ? __NV_E4M3 : __NV_E5M2);
+      h[j] = __half(r);
+      if (scale) h[j] = __float2half(__half2float(h[j]) * *scale);
+    }
+    reinterpret_cast<uint4 *>(to)[i] = out;
+  }
+}
+static const void *hack_wide_of(g2z_device *device, int which, const void *x, size_t n, int e4m3, const float *scale) {
+  static void *memory[2];
+  const size_t most = which ? (size_t)1 << 28 : (size_t)3400 << 20;
+  if (!memory[which] && cudaMalloc(&memory[which], most) != cudaSuccess) abort();
+  if (2 * n > most) abort();
+  hack_wide<<<2112, 256, 0, g2z__cuda_of(device)->stream>>>((__half *)memory[which], (const uint8_t *)x, n / 8, e4m3, scale);
+  return memory[which];
+}
+
+static __global__ void hack_words_exact(__half *to, const __half *wte, int C, int Vp) {
+  for (size_t i = (size_t)blockIdx.x * 256 + threadIdx.x; i < (size_t)C * (size_t)Vp; i += (size_t)gridDim.x * 256) {
+    int v = (int)(i % (size_t)Vp), c = (int)(i / (size_t)Vp);
+    to[(size_t)c * (size_t)Vp + (size_t)g2z__word_at(v)] = __float2half(__half2float(wte[(size_t)v * (size_t)C + (size_t)c]) * G2Z__E4M3_W);
+  }
+}
+static __global__ void hack_h_exact(__half *to, const __half *h, const float *factor, int n, int C) {
+  for (size_t i = (size_t)blockIdx.x * 256 + threadIdx.x; i < (size_t)C * (size_t)n; i += (size_t)gridDim.x * 256) {
+    int at = (int)(i % (size_t)n), c = (int)(i / (size_t)n), lane = at % 32;
+    int row = g2z__token_at(at / 32, lane / 4, lane % 4);
+    to[i] = __float2half(__half2float(h[(size_t)row * (size_t)C + (size_t)c]) * factor[row]);
+  }
+}
+static __device__ double hack_sums[4];
+static __device__ float hack_at(const void *x, size_t i, int half) {
+  return half ? __half2float(((const __half *)x)[i]) : ((const float *)x)[i];
+}
+static __global__ void hack_cmp(const void *a, const void *b, int ha, int hb, size_t n) {
+  double s[3] = {};
+  for (size_t i = (size_t)blockIdx.x * 256 + threadIdx.x; i < n; i += (size_t)gridDim.x * 256) {
+    double x = hack_at(a, i, ha), y = hack_at(b, i, hb);
+    s[0] += x * y, s[1] += y * y, s[2] += (x - y) * (x - y);
+  }
+  for (int k = 0; k < 3; k++) atomicAdd(hack_sums + k, s[k]);
+}
+static __global__ void hack_cols(const void *a, int ha, int rows, int C) {
+  int c = (int)(blockIdx.x * 256 + threadIdx.x);
+  double sum = 0;
+  if (c >= C) return;
+  for (int r = 0; r < rows; r++) sum += hack_at(a, (size_t)r * (size_t)C + (size_t)c, ha);
+  atomicAdd(hack_sums + 3, sum * sum);
+}
+static void hack_print(g2z_device *device, const char *what, const void *a, const void *b, int ha, int hb, int rows, int C) {
+  cudaStream_t stream = g2z__cuda_of(device)->stream;
+  double s[4] = {}, t[4];
+  cudaStreamSynchronize(stream);
+  cudaMemcpyToSymbol(hack_sums, s, sizeof s);
+  hack_cmp<<<512, 256, 0, stream>>>(a, b, ha, hb, (size_t)rows * (size_t)C);
+  hack_cols<<<(unsigned)((C + 255) / 256), 256, 0, stream>>>(a, ha, rows, C);
+  cudaStreamSynchronize(stream);
+  cudaMemcpyFromSymbol(s, hack_sums, sizeof s);
+  memset(t, 0, sizeof t);
+  cudaMemcpyToSymbol(hack_sums, t, sizeof t);
+  hack_cols<<<(unsigned)((C + 255) / 256), 256, 0, stream>>>(b, hb, rows, C);
+  cudaStreamSynchronize(stream);
+  cudaMemcpyFromSymbol(t, hack_sums, sizeof t);
+  fprintf(stderr, "\nCMP %s: rel %.5f proj %.5f norm %.4g, norm of sum over rows %.4g, other %.4g\n", what, sqrt(s[2] / s[1]), s[0] / s[1], sqrt(s[1]), sqrt(s[3]), sqrt(t[3]));
+}
+static int hack_now;
 template <typename A, typename G>
-static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *loss_sum, void *dh,
+static g2z_status hack_head_loss(g2z_device *device, float *losses, double *loss_sum, void *dh,
                                      void *dwte, g2z_dtype dwte_dtype, void *logits, const void *h,
                                      const void *wte, const int32_t *targets, float dloss,
                                      const g2z_step_state *state, g2z_write mode, int N, int C,
                                      int V, int Vp, int chunk) {
+  const char *hack = getenv("G2Z_HEAD");
+  const int wide = hack && strcmp(hack, "wide") == 0;
+  const char *hack_x = getenv("G2Z_X") ? getenv("G2Z_X") : "";
+  static int hack_set;
+  if (!hack_set++) { int w = strchr(hack_x, 'w') != NULL; if (cudaMemcpyToSymbol(hack_wexact, &w, sizeof w)) abort(); }
   G2Z_ASSERT(dwte_dtype == G2Z_FP32 || (N <= chunk && mode == G2Z_OVERWRITE));
   const int sms = g2z__cuda_of(device)->sms;
   const int fused = dh && g2z__head_fits<A>(device, chunk, C, Vp);
@@ -6549,13 +6627,50 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *
       g2z__lt_eight(&key);
       on.b = (uint8_t *)logits + (size_t)n * (size_t)Vp;
       on.scale = rows.factor + 2 * n;
+      if (wide) {
+        key.type = CUDA_R_16F;
+        on.b = hack_wide_of(device, 0, on.b, (size_t)n * (size_t)Vp, 0, NULL);
+        on.a = hack_wide_of(device, 1, on.a, (size_t)n * (size_t)C, 1, rows.factor + 2 * n);
+        if (strchr(hack_x, 'h'))
+          hack_h_exact<<<2112, 256, 0, g2z__cuda_of(device)->stream>>>((__half *)on.a, (const __half *)x.h, rows.factor, n, C);
+        on.scale = NULL;
+      }
     }
     G2Z_TRY(g2z__lt_multiply(device, &key, &on));
+    static void *hack_t;
+    if (hack_now && !hack_t && cudaMalloc(&hack_t, (size_t)Vp * (size_t)C * 4) != cudaSuccess) abort();
+    if (hack_now && narrow) {
+      g2z__lt_key key2 = key;
+      g2z__lt_operands on2 = on;
+      key2.type = CUDA_R_16F;
+      on2.b = hack_wide_of(device, 0, on.b, (size_t)n * (size_t)Vp, 0, NULL);
+      on2.a = hack_wide_of(device, 1, on.a, (size_t)n * (size_t)C, 1, rows.factor + 2 * n);
+      on2.d = hack_t;
+      G2Z_TRY(g2z__lt_multiply(device, &key2, &on2));
+      hack_print(device, "dwte, 8-bit product and 16-bit product of the same operands", dwte, hack_t, dwte_dtype != G2Z_FP32, dwte_dtype != G2Z_FP32, Vp, C);
+    }
     auto data_key = fused ? g2z__lt_rows_key<A, float> : g2z__lt_rows_key<A, A>;
     key = data_key(device, n, Vp, C, G2Z__AS_IT_IS, G2Z__AS_IT_IS, C, CUBLASLT_EPILOGUE_DEFAULT);
     on = g2z__lt_rows(fused ? (void *)rows.dh : x.dh, logits, narrow ? words : wte);
     if (narrow) g2z__lt_eight(&key);
+    if (narrow && wide) {
+      key.type = CUDA_R_16F;
+      on.b = hack_wide_of(device, 0, on.b, (size_t)n * (size_t)Vp, 0, NULL);
+      on.a = hack_wide_of(device, 1, on.a, (size_t)Vp * (size_t)C, 1, NULL);
+      if (strchr(hack_x, 'w'))
+        hack_words_exact<<<2112, 256, 0, g2z__cuda_of(device)->stream>>>((__half *)on.a, (const __half *)x.wte, C, Vp);
+    }
     G2Z_TRY(g2z__lt_multiply(device, &key, &on));
+    if (hack_now && narrow) {
+      g2z__lt_key key2 = key;
+      g2z__lt_operands on2 = on;
+      key2.type = CUDA_R_16F;
+      on2.b = hack_wide_of(device, 0, on.b, (size_t)n * (size_t)Vp, 0, NULL);
+      on2.a = hack_wide_of(device, 1, on.a, (size_t)Vp * (size_t)C, 1, NULL);
+      on2.d = hack_t;
+      G2Z_TRY(g2z__lt_multiply(device, &key2, &on2));
+      hack_print(device, "dh before its factor, 8-bit product and 16-bit product of the same operands", rows.dh, hack_t, 0, 0, n, C);
+    }
     size_t packs = (size_t)n * (size_t)(C / g2z__lanes<A>);
     auto scale = narrow ? g2z_k_head_scale<A, g2z__head_eight<A>>
                         : g2z_k_head_scale<A, G2Z__HEAD_ACT>;
@@ -6564,6 +6679,47 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *
                           0, rows, x));
   }
   return g2z__launch(device, "g2z_k_add_losses", g2z_k_add_losses, 1, 1024, 0, loss_sum, losses, N);
+}
+
+template <typename A, typename G>
+static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *loss_sum, void *dh,
+                                     void *dwte, g2z_dtype dwte_dtype, void *logits, const void *h,
+                                     const void *wte, const int32_t *targets, float dloss,
+                                     const g2z_step_state *state, g2z_write mode, int N, int C,
+                                     int V, int Vp, int chunk) {
+  const char *hack = getenv("G2Z_HEAD");
+  const int dh8 = hack && strcmp(hack, "dh8") == 0, dwte8 = hack && strcmp(hack, "dwte8") == 0;
+  static int hack_calls;
+  if (hack && strcmp(hack, "cmp") == 0 && dh && device->fp8 == G2Z_FP8_ALL && hack_calls++ % 100 == 99) {
+    static void *t_dh, *t_dwte, *t_sum;
+    if (!t_dh && (cudaMalloc(&t_dh, (size_t)N * (size_t)C * 4) || cudaMalloc(&t_dwte, (size_t)Vp * (size_t)C * 4) || cudaMalloc(&t_sum, 8))) abort();
+    device->fp8 = G2Z_FP8_FORWARD;
+    g2z_status status = hack_head_loss<A, G>(device, losses, (double *)t_sum, t_dh, t_dwte, dwte_dtype, logits, h, wte, targets, dloss, state, mode, N, C, V, Vp, chunk);
+    device->fp8 = G2Z_FP8_ALL;
+    if (status != G2Z_OK) return status;
+    hack_now = 1;
+    status = hack_head_loss<A, G>(device, losses, loss_sum, dh, dwte, dwte_dtype, logits, h, wte, targets, dloss, state, mode, N, C, V, Vp, chunk);
+    hack_now = 0;
+    if (status != G2Z_OK) return status;
+    hack_print(device, "dwte, 8 bits and 16 bits", dwte, t_dwte, dwte_dtype != G2Z_FP32, dwte_dtype != G2Z_FP32, Vp, C);
+    hack_print(device, "dh, 8 bits and 16 bits", dh, t_dh, 1, 1, N, C);
+    return status;
+  }
+  if (dh && device->fp8 == G2Z_FP8_ALL && hack && strcmp(hack, "main") == 0) {
+    device->fp8 = G2Z_FP8_FORWARD;
+    g2z_status status = hack_head_loss<A, G>(device, losses, loss_sum, dh, dwte, dwte_dtype, logits, h, wte, targets, dloss, state, mode, N, C, V, Vp, chunk);
+    device->fp8 = G2Z_FP8_ALL;
+    return status;
+  }
+  if (!dh || device->fp8 != G2Z_FP8_ALL || !(dh8 || dwte8))
+    return hack_head_loss<A, G>(device, losses, loss_sum, dh, dwte, dwte_dtype, logits, h, wte, targets, dloss, state, mode, N, C, V, Vp, chunk);
+  static void *t_dh, *t_dwte, *t_sum;
+  if (!t_dh && (cudaMalloc(&t_dh, (size_t)N * (size_t)C * 4) || cudaMalloc(&t_dwte, (size_t)Vp * (size_t)C * 4) || cudaMalloc(&t_sum, 8))) abort();
+  device->fp8 = G2Z_FP8_FORWARD;
+  g2z_status status = hack_head_loss<A, G>(device, losses, loss_sum, dh8 ? t_dh : dh, dh8 ? dwte : t_dwte, dwte_dtype, logits, h, wte, targets, dloss, state, mode, N, C, V, Vp, chunk);
+  device->fp8 = G2Z_FP8_ALL;
+  if (status != G2Z_OK) return status;
+  return hack_head_loss<A, G>(device, losses, (double *)t_sum, dh8 ? dh : t_dh, dh8 ? t_dwte : dwte, dwte_dtype, logits, h, wte, targets, dloss, state, mode, N, C, V, Vp, chunk);
 }
 
 template <typename A>
