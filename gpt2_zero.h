@@ -467,7 +467,7 @@ G2Z_API void g2z_json_put_bool(g2z_json_out *out, const char *key, int value);
   X(FP8_NONE,    "none")    /* all products have operands of dtype */                             \
   X(FP8_LOGITS,  "logits")  /* the product that makes the LM head's logits */                     \
   X(FP8_FORWARD, "forward") /* logits, and the forward products qkv, attproj, fc and fcproj */    \
-  X(FP8_ALL,     "all")     /* forward, and gradients: all products but attproj's; for fp16 */
+  X(FP8_ALL,     "all")     /* forward, and all gradients except attproj's; fp16 only */
 
 #define G2Z_OPTIMIZER_LIST(X)                                                                     \
   X(OPTIMIZER_ADAMW, "adamw")                                                                     \
@@ -534,8 +534,9 @@ typedef struct g2z_train_config {
   int accum;                    /* micro-steps per step */
   g2z_optimizer_config optimizer;
   g2z_dtype dtype;
-  g2z_fp8 fp8;                  /* in training steps only; needs fp16 (or bf16, up to FORWARD) and a
-                                 * Hopper GPU, or a CPU, which rounds as Hopper does */
+  g2z_fp8 fp8;                  /* in training steps only; needs fp16 (or bf16, up to FORWARD) and
+                                 * Hopper, or a CPU, which rounds as Hopper does. ALL: batch x seq
+                                 * is a multiple of 128, and channels of 16 */
   float dropout;                /* embedding, attention weights, both projections; 0: none */
   uint64_t seed;
   int zero_stage;               /* 0 to 3: see the manual, ZERO */
@@ -988,12 +989,11 @@ G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, c
  *     fp8=logits                             wte times 32. Hopper's 8-bit sums keep 14 bits
  *   operands of qkv, attproj,     e4m3       in training only: inputs times 4, weights times 32;
  *     fc, fcproj, fp8=forward                clamped to 448, the largest of e4m3
- *   gradients that enter qkv,     e5m2       clamped to 57344
- *     fc, fcproj, fp8=all
- *   operands of weight gradients  as above   ln1, ln2, GELU and fc's gradient are not kept in act
- *     of qkv, fc, fcproj, fp8=all
- *   operands of the LM head's     e4m3,      h times 2^9 over a row's sum of exponentials, wte
- *     gradients, fp8=all          e5m2       times 32, clamped to 448; exponentials
+ *   gradients that enter qkv,     e5m2       clamped to 57344. Weight gradients multiply them by
+ *     fc, fcproj, fp8=all                    the inputs in e4m3
+ *   operands of the LM head's     e4m3       h times 2^9 over its row's sum of exponentials, wte
+ *     gradients, fp8=all                     times 32; clamped to 448
+ *     exponentials                e5m2       in dh a target's term is not rounded
  *   weight and bias gradients     grad type  act; fp32 with --accum > 2, tf32 or --grad-dtype fp32
  *   their sums over the ranks     grad type  copy engines: summed in fp32, rounded once. NCCL:
  *                                            rounded to act before they travel, and perhaps at
@@ -1217,8 +1217,8 @@ typedef struct g2z_ops {
    * neither writes nor reads it: its products round x and dy themselves.
    *
    * With fp8=all N is a multiple of 128 and n of 16, and `narrow` may be the tensor [N,n] itself.
-   * Then two copies replace it: its rows, then its columns [n,N], whose tokens have another order
-   * within each 128. Only products with 8-bit operands read such a tensor.
+   * Then its 8-bit rows [N,n] and, after them, columns [n,N] replace it. Columns have another
+   * order of tokens within each 128. Only products with 8-bit operands read such a tensor.
    *
    * y[N,C] act = (x - mean) * rstd * w + b, also narrow; mean[N], rstd[N] f32 are kept for
    * backward. */
@@ -1244,12 +1244,12 @@ typedef struct g2z_ops {
   /* dx[N,K] act = dy[N,O] w^T. With slope[N,K], where x = gelu(z): dx = (dy w^T) * slope is the
    * gradient of z, and dbias[K] grad = its column sums. narrow not NULL, in fp16: dy is rounded
    * to e5m2, w to e4m3, times 32. Without slope, dy is read from narrow. With slope, dy's rows and
-   * columns are written to narrow, and those of dx replace dx. */
+   * columns are written to narrow, and dx's rows and columns replace dx. */
   g2z_status (*linear_bwd_data)(g2z_device *device, void *dx, void *dbias, const void *dy,
                                 const void *w, const void *slope, void *narrow, g2z_write mode,
                                 int N, int K, int O);
-  /* dw[K,O] grad = x^T dy. narrow_dy not NULL, in fp16: x is rounded to e4m3, dy to e5m2; rows and
-   * columns have replaced x, and those of dy are in narrow_dy. */
+  /* dw[K,O] grad = x^T dy. narrow_dy not NULL, in fp16: x is rounded to e4m3, dy to e5m2. x's rows
+   * and columns have replaced x; narrow_dy has dy's rows and columns. */
   g2z_status (*linear_bwd_weight)(g2z_device *device, void *dw, const void *x, const void *dy,
                                   const void *narrow_dy, g2z_write mode, int N, int K, int O);
   /* Writes the 8-bit copies of the weights device->narrow [first, first + 4). From then on an 8-bit
@@ -1262,7 +1262,7 @@ typedef struct g2z_ops {
                               const void *qkv, const g2z_dropout *dropout, int B, int T, int C,
                               int NH);
   /* dqkv[B,T,3,NH,HS] act; dbias[3C] grad: column sums of dqkv. narrow: rows of 3C, then
-   * columns; then dqkv need not be written. */
+   * columns. If it is not NULL, dqkv may stay unwritten. */
   g2z_status (*attention_bwd)(g2z_device *device, void *dqkv, void *narrow, void *dbias,
                               const void *dout, const void *out, const float *lse,
                               const void *qkv, g2z_write mode, const g2z_dropout *dropout, int B,
@@ -1274,7 +1274,7 @@ typedef struct g2z_ops {
    * overwrites dwte. logits[chunk,Vp] act: scratch. A target of -1 has loss 0 and no gradient. Rows
    * V..Vp-1 of wte never reach the softmax; dwte is 0 there. With dh and device->fp8, h and wte are
    * rounded to e4m3 before they make logits: h with a scale per row, wte times 32. dh and dwte are
-   * made from the original h and wte, with fp8=all from 8-bit numbers. */
+   * made from 8-bit numbers with fp8=all, else from the original h and wte. */
   g2z_status (*head_loss)(g2z_device *device, float *losses, double *loss_sum, void *dh,
                           void *dwte, g2z_dtype dwte_dtype, void *logits, const void *h,
                           const void *wte, const int32_t *targets, float dloss,
@@ -3725,12 +3725,12 @@ G2Z__PRIVATE g2z_status g2z__vocab_agree(g2z_services *services, uint64_t *known
  * it keeps each layer's QKV, the key-value cache, for more tokens (K) than run at a time (N).
  * Types: A the plan's dtype, F fp32. Some buffers are used again:
  *   lnf     after the head: the gradient after dropout ("dropped" of layernorm_bwd)
- *   fc      of a layer, after fcproj's weight gradient: the gradient at ln2's output and, after it
- *           in memory, qkv's gradient in 8 bits. In generation token by token: the token's row of
- *           qkv before it enters the cache
+ *   fc      of a layer, after fcproj's weight gradient: ln2's gradient, followed by qkv's in 8
+ *           bits. In generation token by token: the token's row of qkv before it enters the cache
  *   wide    4 C per token: fc's gradient; or qkv's (3 C) followed by attention's (C); while a block
  *           runs forward, 8-bit activations
- * With fp8=all ln1, ln2, fc and fc's gradient in wide hold 8-bit rows and columns. */
+ * With fp8=all ln1, ln2, fc, and wide as fc's gradient, hold 8-bit rows and columns. In backward
+ * the gradient that fcproj receives replaces fc's rows. */
 #define G2Z__ACTIVATION_LIST(X)                                          \
   /*  name      copies  type  elements */                                \
   X(EMBED,     ONCE,    A,    (N) * C)      /* residual stream at block 0 */ \
@@ -4101,8 +4101,8 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
 
   /* Scratch of the CUDA ops: 32 MiB for products, and the largest request of any other op. The
    * largest is attention's (row statistics, partial sums, parts of dQ, the sort of the tokens; with
-   * dropout a projection's output; with fp8 8-bit operands), or the head's rows. Scratch grows by a
-   * factor of 1.5 and keeps its older blocks, so it takes up to 3 times the request. */
+   * dropout a projection's output; with fp8 a weight in 8 bits), or the head's rows. Scratch grows
+   * by a factor of 1.5 and keeps its older blocks, so it takes up to 3 times the request. */
   size_t rows = g2z__round_up((size_t)plan->seq, 64); /* whole tiles */
   size_t most = (size_t)plan->batch * rows * 8 * (size_t)plan->model.heads + N * 40 +
                 (N / 32 + 2048) * 4 * C;
@@ -5247,9 +5247,9 @@ static inline G2Z_HOST_DEVICE float g2z__e4m3_scale(float largest) {
 #define G2Z__E4M3_X 4.0f
 #define G2Z__E4M3_W 32.0f
 
-/* The gradient of a row of logits adds up to 0, and logits drift together if its rounding to e5m2
- * does not. Rounding multiplies numbers whose position between two powers of two is random by
- * G2Z__E5M2_SHRINKS on average. A part of a power of two per row makes the positions random. */
+/* A row's gradient of logits adds up to 0. If its numbers in e5m2 do not, all logits drift
+ * together. Rounding multiplies numbers by this factor on average if their positions between powers
+ * of 2 are random. The factor 2^g2z__head_part(row) makes the positions random. */
 #define G2Z__E5M2_SHRINKS 0.99724f
 static inline G2Z_HOST_DEVICE float g2z__head_part(int row) {
   return (float)((uint32_t)row * 2654435769u >> 8) * 0x1p-24f;
@@ -6257,7 +6257,7 @@ G2Z__PRIVATE float g2z__cpu_classify(g2z_dtype dtype, float *logits, int V, int3
   return (float)(log(sum) + ((double)max - (double)at_target));
 }
 
-/* Per chunk: logits = h wte^T; loss, dlogits; dh = dlogits wte; dwte = (or +=) dlogits^T h. */
+/* Per chunk: logits = h wte^T; loss, dlogits; dwte = (or +=) dlogits^T h; dh = dlogits wte. */
 G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, float *losses, double *loss_sum,
                                            void *dh, void *dwte, g2z_dtype dwte_dtype,
                                            void *logits, const void *h, const void *wte,
@@ -6267,7 +6267,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, float *losses, do
   G2Z_ASSERT(dwte_dtype == G2Z_FP32 || (N <= chunk && mode == G2Z_OVERWRITE));
   const int eight = dh && device->fp8 == G2Z_FP8_ALL; /* dh, dwte from 8 bits */
   float gradient = dh ? dloss * state->loss_scale : 0.0f, *narrow = NULL, *narrow_wte = NULL;
-  float *lost = NULL; /* by the rounding of a row's target */
+  float *lost = NULL; /* [N] what rounding takes from a target's term in dh */
   if (dh && device->fp8) { /* the operands of the logits in e4m3: each row of h has its own scale */
     const size_t row = (size_t)C, words = (size_t)V * row;
     G2Z_TRY(G2Z_NEW(device->services, (size_t)N * (row + 1) + words, &narrow));
@@ -6301,7 +6301,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, float *losses, do
       const size_t own = (size_t)i * (size_t)C;
       lost[i] = target < 0 ? 0 : row[target] * G2Z__E5M2_SHRINKS - g2z__round_e5m2(row[target]);
       for (int v = 0; v < V; v++) row[v] = g2z__round_e5m2(row[v]);
-      for (int c = 0; c < C; c++) /* first the right operand of dwte */
+      for (int c = 0; c < C; c++) /* dh first holds dwte's right operand */
         ((float *)dh + at + own)[c] =
             g2z__round_e4m3((in + own)[c] * (0x1p9f / z)) * (gradient * 0x1p-9f);
     }
@@ -9013,9 +9013,9 @@ G2Z__PRIVATE void *g2z__residual(const g2z_model *model, int layer) {
 #define G2Z__G(name) g2z__grad(model, unit, G2Z_##name)
 
 /* Addresses for 8-bit copies, or NULL. With fp8=forward they lie in WIDE, which is free while
- * block_activations runs. With fp8=all those of ln1's, ln2's and GELU's output replace the tensors,
- * and so do those of fc's gradient. The gradient that fcproj receives is copied over FC's rows, of
- * which backward needs only the columns; qkv's into FC, after ln2's gradient. */
+ * block_activations runs. With fp8=all only attention's copy does; the others replace the outputs
+ * of ln1, ln2 and GELU, and fc's gradient. Backward needs only FC's columns, so a copy of fcproj's
+ * output gradient replaces FC's rows. Later FC holds ln2's gradient, then the copy of qkv's. */
 typedef struct g2z__narrow_places {
   void *ln1, *att, *ln2, *fc, *dproj, *dfc, *dqkv;
 } g2z__narrow_places;
@@ -9127,7 +9127,7 @@ G2Z__PRIVATE void *g2z__dln1(const g2z_model *model, const g2z__pass *pass) {
  * of the block's output stream, and its copy masked by the projection's dropout. Out: DRES, the
  * gradient of the stream between attention and ln2, and ln1's output gradient. Two buffers are
  * reused when nothing needs their activations any more: LNF for masked gradients, FC for ln2's
- * gradient and the copies of qkv's. */
+ * gradient and 8-bit copies of gradients. */
 G2Z__PRIVATE g2z_status g2z__unit_backward(const g2z_model *model, const g2z__pass *pass,
                                            int unit) {
   g2z_device *dev = model->device;

@@ -669,8 +669,8 @@ static __device__ inline uint2 g2z__pack_narrow(uint4 pack) {
       g2z__pair_narrow<A, E>(pack.z) | g2z__pair_narrow<A, E>(pack.w) << 16);
 }
 
-/* The order of tokens in 8-bit columns: byte 32 block + 4 g + i of a column has this token. A lane
- * of a product holds the four tokens of one g in a tile of 128. */
+/* The token in byte 32 block + 4 g + i of an 8-bit column. A lane of room k42's product holds the
+ * four tokens of one g and stores them as a word. */
 static __device__ inline int g2z__token_at(int block, int g, int i) {
   return block / 4 * 128 + i / 2 * 64 + block % 4 * 16 + i % 2 * 8 + g;
 }
@@ -681,7 +681,7 @@ static __device__ inline void g2z__columns_put(uint8_t *columns, const uint2 (&e
                                                int first, int n, int C) {
   __shared__ uint32_t words[8][8][36]; /* [column % 8][g][column / 8]: 4 tokens of a column */
   const int g = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-  __syncthreads(); /* all threads have read the columns before */
+  __syncthreads(); /* all threads have read the previous columns */
 #pragma unroll
   for (int half = 0; half < 2; half++)
 #pragma unroll
@@ -1342,8 +1342,8 @@ static g2z_status g2z_cuda_embed_add(g2z_device *device, void *grads, const g2z_
 /* ===== >>k23 layernorm ===================================================
  * In:  rows x[N,C]. Out: normalized rows; backward, the gradients of rows, weight and bias.
  * Law: a row is read from memory once, and is at most 16 KiB wide. In forward a warp holds a row of
- *      up to 4 KiB, a block a wider one. In backward each thread holds one or two packs of a row,
- *      and column sums in registers. Ba et al. 2016, arXiv:1607.06450. */
+ *      up to 4 KiB, a block a wider one; in 8 bits caches do. In backward a thread holds one or
+ *      two packs of a row, and column sums in registers. Ba et al. 2016, arXiv:1607.06450. */
 
 #define G2Z__ROW_THREADS 512     /* threads per row at most */
 #define G2Z__ROW_WARP_PACKS 8    /* packs per lane at most, if a warp holds the row */
@@ -1428,7 +1428,7 @@ g2z_k_layernorm_fwd(A *y, uint8_t *narrow, float *mean, float *rstd, const A *x,
   rstd[row] = scale;
 }
 
-/* g2z_k_layernorm_eight: the same, with y only in e4m3, as rows and as columns.
+/* g2z_k_layernorm_eight: g2z_k_layernorm_fwd with y only in e4m3, as rows and as columns.
  *   y  N rows of C, then C columns of N, out   N % 128 == 0, C % 16 == 0
  * Launch  32 tokens per block of 256 threads; a row is read three times, twice from L1
  * Cost    4 NC bytes: N=32768, C=768 is 101 MB
@@ -1925,14 +1925,12 @@ static g2z_status g2z_cuda_cast(g2z_device *device, void *to, const float *from,
 
 /* ===== >>k30 linear ======================================================
  * In:  a product's shape, types and epilogue. Out: the product, by an algorithm chosen once.
- * Law: products accumulate in fp32. Split sums stay in fp32, too: reduction schemes that round
- *      partial sums to the output's type are excluded. The algorithm determines the order of
- *      addition. So it is chosen once per shape and kept, and can be saved and read back
- *      (ops->tuning, ops->tuning_read).
+ * Law: products accumulate in fp32 (in 8 bits see room k42). Split sums stay in fp32, too: schemes
+ *      that round partial sums to the output's type are excluded. The algorithm determines the
+ *      order of addition, so it is chosen once per shape and saved (ops->tuning, ->tuning_read).
  *
- * cuBLASLt is column-major: our row-major y[N,O] is its y'[O,N]. Row-major products therefore
- * exchange their operands: y' = w' x'. Room k42's kernel competes with cuBLASLt's algorithms: the
- * fastest is taken. */
+ * cuBLASLt is column-major: our row-major y[N,O] is its y'[O,N]. So row-major products exchange
+ * their operands: y' = w' x'. The fastest of its algorithms and room k42's kernel is taken. */
 
 #define G2Z__CANDIDATES 24       /* algorithms that are timed per shape, at most */
 #define G2Z__TIMED_FLOP 1.6e11   /* limit of a timed round of small products */
@@ -1944,8 +1942,7 @@ typedef struct g2z__lt_key {  /* D[m,n] = op(A)[m,k] op(B)[k,n], column-major, a
   int32_t m, n, k;
   int32_t transpose_a, transpose_b;
   int32_t ld_a, ld_b, ld_d;
-  int32_t type, type_d;            /* cudaDataType_t of A and B; of C and D. If cuBLASLt multiplies
-                                    * 8 bits, A has `type`, e4m3 or e5m2, and B the other */
+  int32_t type, type_d;            /* cudaDataType_t of A and B; of C and D. 8 bits: narrow_key() */
   int32_t compute;                 /* cublasComputeType_t */
   int32_t epilogue;                /* cublasLtEpilogue_t or g2z__epilogue */
   int32_t batched;                 /* 1: a batch, whose size the operands hold */
@@ -1988,8 +1985,7 @@ typedef struct g2z__softmax_rows {
   int words;                       /* real columns; in the padding, exponentials are 0 */
 } g2z__softmax_rows;
 
-/* Products of one shape whose operands lie at equal distances, in elements; and the factors of the
- * product and of C. */
+/* Products of one shape at equal distances, in elements; factors of the product and of C. */
 typedef struct g2z__lt_batch {
   int count;
   size_t apart_a, apart_b, apart_d;
@@ -2001,13 +1997,13 @@ typedef struct g2z__lt_operands {
   const void *a, *b;
   const void *c;                   /* added, of D's layout: NULL, D itself or another */
   const void *bias;                /* [m], with an epilogue that has one */
-  /* Here GELU, TIMES_SLOPE and SOFTMAX also mean the same in 8 bits: */
+  /* Below, GELU, TIMES_SLOPE and SOFTMAX include their forms in 8 bits. */
   void *slope;                     /* [m,n] of D's layout, with GELU and TIMES_SLOPE */
   float *sums;                     /* [slabs,m] with TIMES_SLOPE */
   g2z__softmax_rows rows;          /* with SOFTMAX */
   void *narrow;                    /* with GELU: D in e4m3, too; or NULL */
   float factor;                    /* of the product */
-  const float *scale;              /* with e4m3 in cuBLASLt: another, on the device; or NULL */
+  const float *scale;              /* e4m3 in cuBLASLt: a second factor, on the device; or NULL */
   const g2z__lt_batch *batch;      /* with a batched key; else NULL: one product */
 } g2z__lt_operands;
 
@@ -2071,7 +2067,7 @@ static g2z_status g2z__lt_describe(g2z_device *device, g2z__lt_product *product)
   return G2Z_OK;
 }
 
-/* Sets what is part of the descriptors and not of the key: the batch, addresses of bias, scale. */
+/* Sets the parts of the descriptors that no key has: the batch, and addresses of bias and scale. */
 static g2z_status g2z__lt_aim(g2z_device *device, const g2z__lt_product *product,
                                    const g2z__lt_operands *on) {
   for (int i = 0; on->batch && i < 3; i++) {
@@ -2107,9 +2103,8 @@ static cublasStatus_t g2z__lt_run(g2z_device *device, const g2z__lt_product *pro
                         cuda->lt_workspace, G2Z__PRODUCT_WORKSPACE, cuda->stream);
 }
 
-/* Times one way to compute a product, between two events, and keeps it if it is the fastest so far.
- * A way that is refused does not count. A CUDA error is reported here: else a later call would be
- * blamed. */
+/* Times one way to compute a product and keeps it if it is the fastest so far. A refused way does
+ * not count. A CUDA error is reported here: else a later call would be blamed. */
 template <typename F>
 static g2z_status g2z__lt_try(g2z_device *device, g2z__lt_product *best,
                               const g2z__lt_operands *on, g2z__way way,
@@ -2119,9 +2114,8 @@ static g2z_status g2z__lt_try(g2z_device *device, g2z__lt_product *best,
   const double fit = G2Z__TIMED_FLOP / flop;
   g2z__cuda *cuda = g2z__cuda_of(device);
   /* Small: the best of three rounds, after one to warm up. A round has up to 8 calls, because the
-   * events around a single small product take about as long as the product. Large: the mean over
-   * G2Z__LARGE_MS, after a warm-up of that length. Under long load the power limit slows the GPU:
-   * the algorithm that wins a short run may then lose to one that needs less power. */
+   * events around one small product take as long as the product. Large: the mean over G2Z__LARGE_MS
+   * after as long a warm-up: under the power limit an algorithm that needs less power may win. */
   const int large = flop >= G2Z__LARGE_FLOP;
   const int calls = large ? G2Z__LARGE_CALLS : fit < 1 ? 1 : fit > 8 ? 8 : (int)fit;
   float ms, spent_ms = 0, sum_ms = 0, best_ms = INFINITY;
@@ -2469,7 +2463,6 @@ static g2z_status g2z__lt_fused_or(g2z_device *device, const g2z__lt_key *key,
 /* g2z_k_narrow: to = x times a scale, rounded to e4m3.
  *   to  rows of I numbers in e4m3, out
  *   x   [N,I] A in        I % 8 == 0
- * Launch  a thread per pack
  * Cost    3 N I bytes: N=32768, I=768 is 75 MB
  * Oracle  g2z__cpu_e4m3; tests cuda_linear, cuda_head */
 template <typename A>
@@ -2492,7 +2485,7 @@ static g2z_status g2z__narrow(g2z_device *device, void *to, const A *x, float sc
 
 /* g2z_k_narrow_both: narrow = x's rows and columns, rounded to e5m2.
  *   narrow  N rows of C numbers, then C columns of N, out   N % 128 == 0, C % 16 == 0
- *   x       [N,C] A in; NULL: narrow's rows are in
+ *   x       [N,C] A in; NULL: narrow already has the rows
  * Launch  32 rows and 256 columns per block of 256 threads
  * Cost    4 NC bytes: N=32768, C=768 is 101 MB; 2 NC without x
  * Oracle  g2z__cpu_e5m2; test cuda_linear */
@@ -2520,8 +2513,7 @@ static g2z_status g2z__narrow_both(g2z_device *device, void *narrow, const A *x,
                      (uint8_t *)narrow, x, N, C);
 }
 
-/* The order of words in 8-bit exponentials. A lane of their product holds 16 of 64 words, and this
- * order makes them adjacent. */
+/* The order of words in 8-bit exponentials: the 16 of 64 words that a lane holds are adjacent. */
 static __device__ inline int g2z__word_at(int i) {
   return i / 64 * 64 + i % 8 / 2 * 16 + i % 64 / 8 * 2 + i % 2;
 }
@@ -2608,19 +2600,18 @@ static const g2z_narrow_weight *g2z__narrow_ready(const g2z_device *device, cons
   return NULL;
 }
 
-/* Changes a key to 8 bits: operands by rows of k. For room k42's kernel A is e4m3 and B has `type`.
- * For cuBLASLt A has `type`, e4m3 or e5m2, and B the other; fast accumulation stays off, so that
- * partial sums move to fp32. */
+/* Changes a key to 8 bits: operands by rows of k. In room k42 A is e4m3 and B has `type`. In
+ * cuBLASLt A has `type`, e4m3 or e5m2, and B has the other of these types; fast accumulation stays
+ * off, so that partial sums move to fp32. */
 static void g2z__narrow_key(g2z__lt_key *key, cudaDataType_t type) {
   key->type = type;
   key->transpose_a = 1, key->transpose_b = 0;
   key->ld_a = key->ld_b = (int32_t)G2Z_NARROW_ROW(key->k);
 }
 
-/* y = x w + bias, then gelu or residual. The residual is the product's C, added before rounding.
- * With dropout a separate kernel adds it. If y is the residual itself, the product goes to scratch
- * until then. cuBLASLt's GELU epilogue saves GELU's input, not the slope. To compute the slope from
- * it in an epilogue of backward takes longer than the product itself. */
+/* y = x w + bias, then gelu or residual. The residual is the product's C, added before rounding;
+ * with dropout a separate kernel adds it, and the product goes to scratch if y is the residual.
+ * cuBLASLt's GELU saves only its input: the slope in backward would take longer than a product. */
 template <typename A>
 static g2z_status g2z_cuda_linear_fwd(g2z_device *device, void *y, void *narrow_y, void *slope,
                                       const void *x, const void *narrow_x, const void *w,
@@ -2725,7 +2716,7 @@ static g2z_status g2z_cuda_linear_bwd_weight(g2z_device *device, void *dw, const
                                              CUBLASLT_EPILOGUE_DEFAULT);
   g2z__lt_operands on = g2z__lt_rows(dw, x, dy);
   if (mode == G2Z_ACCUMULATE) on.c = dw;
-  if (narrow_dy) { /* the columns lie behind the rows */
+  if (narrow_dy) { /* the columns follow the rows */
     g2z__narrow_key(&key, CUDA_R_8F_E5M2);
     on.factor = 1 / G2Z__E4M3_X;
     on.a = (const uint8_t *)narrow_dy + (size_t)N * (size_t)O;
@@ -4310,7 +4301,7 @@ static inline __host__ __device__ g2z__hopper_item g2z__hopper_item_at(const g2z
  * of a cut head writes a dQ of its own, and g2z_k_attention_hopper_dq adds them. */
 template <typename A>
 struct g2z__hopper_bwd {
-  A *dqkv;             /* [B,T,3,NH,64] out */
+  A *dqkv;             /* [B,T,3,NH,64] out; NULL: only `narrow` is wanted */
   uint8_t *narrow;     /* dqkv in e5m2, or NULL */
   float *sums;         /* [B,slabs,3C] out: columns of dqkv */
   float4 *dq;          /* [min(whole, gridDim.x)][tiles] of [8][128]: dQ of whole heads */
@@ -5410,14 +5401,12 @@ static g2z_status g2z_cuda_draw(g2z_device *device, int32_t *tokens, int32_t *dr
  * Law: every sum runs over k upwards in one warpgroup; columns are summed in slabs of 128 rows,
  *      rows in tiles of 192 columns.
  *
- * cuBLASLt leaves the tensor cores idle while it computes a tile's GELU. With K as short as 768,
- * this wastes a third of the time. Here two warpgroups alternate: one computes the products of a
- * tile of 128 x 192, whose sums fill 192 registers of each thread, while the other finishes and
- * stores its tile. One thread of a third warpgroup keeps loads of four blocks of 64 terms in
- * flight. Tiles have room k41's layout. The right operand is read by columns if it is [K,M], by
- * rows if it is [M,K]. In 8 bits a block has 128 terms in 128 bytes, and its products take half the
- * time. Clusters, whose blocks share one load of an operand (multicast), gain nothing: the tensor
- * cores are the limit. */
+ * cuBLASLt leaves the tensor cores idle while it computes a tile's GELU: with K = 768, for a third
+ * of the time. Here two warpgroups alternate: one computes the products of a tile of 128 x 192,
+ * whose sums fill 192 registers of each thread, while the other finishes and stores its tile. One
+ * thread of a third warpgroup keeps loads of four blocks of 64 terms in flight, of 128 in 8 bits.
+ * Tiles have room k41's layout. The right operand is read by columns if it is [K,M], by rows if
+ * [M,K]. Clusters that share a load (multicast) gain nothing: the tensor cores are the limit. */
 
 static_assert(G2Z__PRODUCT_ROWS == 128, "a tile is two wgmmas of 64 rows");
 #define G2Z__PRODUCT_STAGES 4
@@ -5456,8 +5445,7 @@ typedef struct g2z__product_data {
   int N, K, M, slabs;
   int down, across;              /* tiles per column and per row of the output */
   int stripe;                    /* PRODUCT_STRIPE or SOFTMAX_STRIPE */
-  uint8_t *narrow;               /* with GELU in 8 bits [N,M] E; or NULL. With SOFTMAX_8, GELU_8 and
-                                  * TIMES_8 [N,M], then [M,N] */
+  uint8_t *narrow;               /* with GELU [N,M] E or NULL; with *_8 [N,M], then [M,N] */
 } g2z__product_data;
 
 /* Offsets in dynamic shared memory, and sizes, in bytes. */
@@ -5636,7 +5624,7 @@ static __device__ inline void g2z__product_ask(g2z__product_warp &warp, const CU
 }
 
 /* Finishes 16 rows of 64 columns: the tile's group `group` of three. `other` is input with ADD and
- * TIMES, the slope with GELU. `out` has pairs of A, or of 8-bit numbers if they replace it. */
+ * TIMES, the slope with GELU. `out` has pairs of A, with *_8 of 8-bit numbers. */
 template <typename A, typename E, g2z__finish FINISH>
 static __device__ __forceinline__ void
 g2z__product_piece(uint32_t (&out)[4][4], uint32_t (&other)[4][4], float (&sums)[16],
@@ -5680,7 +5668,7 @@ g2z__product_piece(uint32_t (&out)[4][4], uint32_t (&other)[4][4], float (&sums)
       } else if constexpr (g2z__is<FINISH, G2Z__FINISH_TIMES>) {
         float2 by = P::unpack(more);
         low *= by.x, high *= by.y;
-        /* E5M2 hides an overflow of A. The bias gradient must show it. */
+        /* e5m2 clamps what overflows A. The bias gradient shows it, so the step is skipped. */
         if constexpr (FINISH == G2Z__FINISH_TIMES_8) by = P::unpack(P::pack(low, high));
         else by = make_float2(low, high);
         sums[2 * n] += by.x, sums[2 * n + 1] += by.y;
@@ -5695,8 +5683,7 @@ g2z__product_piece(uint32_t (&out)[4][4], uint32_t (&other)[4][4], float (&sums)
   }
 }
 
-/* 8 columns of a piece in 8 bits: a pair, and the pair 8 rows below. y has pairs of A; with EIGHT
- * of 8-bit numbers. */
+/* 8 columns in 8 bits: a pair and the pair 8 rows below. y has pairs of A; EIGHT: of 8 bits. */
 template <typename A, typename E, int EIGHT>
 static __device__ inline uint32_t g2z__product_pairs(const uint32_t (&y)[4][4], int n) {
   const uint32_t *two = y[n / 2] + n % 2 * 2;
@@ -5729,8 +5716,8 @@ static __device__ inline void g2z__product_narrow(const g2z__product_data &x,
   }
 }
 
-/* Stores 64 columns of a warp's 32 rows in 8 bits to the columns behind x.narrow. A lane has 4
- * tokens of a column, in the order of g2z__token_at: 8 lanes store 32 adjacent bytes. */
+/* Stores 64 columns of a warp's 32 rows in 8 bits, in x.narrow after the rows. A lane has 4 tokens
+ * of a column, in the order of g2z__token_at: 8 lanes store 32 adjacent bytes. */
 static __device__ inline void g2z__product_narrow_columns(const g2z__product_data &x,
                                                           const uint32_t (&pairs)[2][8], int row,
                                                           int column) {
@@ -5746,9 +5733,8 @@ static __device__ inline void g2z__product_narrow_columns(const g2z__product_dat
   }
 }
 
-/* Finishes both halves of 64 columns of the tile and stores them in `out`, or in 8 bits in
- * x.narrow. A group's stores are issued together, because the fence before them takes as long for
- * one piece as for four. */
+/* Finishes 64 columns of the tile and stores them in `out`, or in 8 bits in x.narrow. Their stores
+ * are issued together, because the fence before them takes as long for one piece as for four. */
 template <typename A, typename E, g2z__finish FINISH>
 static __device__ __forceinline__ void
 g2z__product_columns(const g2z__product_data &x, float (&sums)[16], const float (&c)[2][24][4],
@@ -5807,8 +5793,8 @@ g2z__product_columns(const g2z__product_data &x, float (&sums)[16], const float 
   __syncwarp();
 }
 
-/* Finishes both halves of 64 columns of exponentials and stores them in x.narrow. Each lane stores
- * 16 words of each of its rows, in the order of g2z__word_at. */
+/* Finishes 64 columns of exponentials and stores them in x.narrow. For each of its rows a lane
+ * stores 16 words at once, in the order of g2z__word_at. */
 template <typename A, typename E>
 static __device__ __forceinline__ void
 g2z__product_exponentials(const g2z__product_data &x, const float (&c)[2][24][4], int group,
@@ -5845,8 +5831,7 @@ static __device__ inline int g2z__product_row_at(const g2z__product_warp &warp, 
   return warp.row + m * 64 + half * 8 + g2z__lane() / 4;
 }
 
-/* Prepares a tile for exponentials: columns after the last word become -infinity, whose exponential
- * is 0. */
+/* Prepares a tile: columns after the last word become -infinity, whose exponential is 0. */
 static __device__ inline void g2z__product_words(const g2z__product_data &x, float (&c)[2][24][4],
                                                  g2z__product_warp &warp) {
 #pragma unroll
@@ -6011,20 +5996,19 @@ g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *s
  *                       bytes, e4m3 when E is e5m2
  *   out    [N,M] A out  as tiles of 16 x 64
  *   other  [N,M] A      in with ADD and TIMES, out with GELU; with ADD it may be `out`
- *   x      sums         [ceil(N/128),M] f32 out with TIMES: of the numbers before their rounding
+ *   x      sums         f32 out with TIMES, before rounding; with TIMES_8 after rounding to A
  *          rows         in and out with SOFTMAX, see g2z__softmax_rows
- *          narrow       out, with GELU in 8 bits; with SOFTMAX_8, GELU_8 and TIMES_8 in place of
- *                       `out`
+ *          narrow       8 bits out: with GELU in addition to `out`, with *_8 in place of it
  * Math    f32 accumulation, but 8-bit products keep 14 bits; M and K are multiples of 8
  * Launch  one block of 384 threads per multiprocessor; 225 KB of shared memory. The loading
  *         warpgroup has 24 registers per thread, the others 240
  * Cost    2NKM flops: N=32768, K=768, M=3072 is 155 GFLOP. Plain products take about as long as
- *         cuBLASLt's. Products with an epilogue gain, because its instructions run during the other
- *         warpgroup's products: 12 per element with GELU, 4 with TIMES, 5 with SOFTMAX, at 4 cycles
- *         each while wgmma takes the registers' ports
+ *         cuBLASLt's. An epilogue runs during the other warpgroup's products: 12 instructions per
+ *         element with GELU, 4 with TIMES, 5 with SOFTMAX. Each takes 4 cycles, because wgmma
+ *         takes the registers' ports
  * Order   k upwards; bitwise repeatable
- * Oracle  g2z__cpu_linear_fwd, g2z__cpu_linear_bwd_data; test cuda_products. For SOFTMAX:
- *         g2z__cpu_head_loss; test cuda_head */
+ * Oracle  g2z__cpu_linear_fwd, g2z__cpu_linear_bwd_data; tests cuda_products, cuda_linear.
+ *         SOFTMAX: g2z__cpu_head_loss; test cuda_head */
 template <typename A, typename E, g2z__finish FINISH, g2z__by BY>
 static __global__ void __launch_bounds__(G2Z__HOPPER_THREADS(384), 1)
 g2z_k_product_hopper(const __grid_constant__ CUtensorMap left,
@@ -6175,8 +6159,7 @@ typedef struct g2z__softmax {
   float max, sum;
 } g2z__softmax;
 
-/* Joins the parts of a warp's threads in a tree; every thread gets the result. An empty part has
- * max -infinity and sum 0. */
+/* Joins a warp's parts in a tree, for every thread. An empty part has max -infinity and sum 0. */
 static __device__ inline g2z__softmax g2z__softmax_warp(g2z__softmax part) {
 #pragma unroll
   for (int lanes = 16; lanes; lanes /= 2) {
@@ -6221,9 +6204,8 @@ typedef enum g2z__entropy { G2Z__LOSS_ONLY, G2Z__LOSS_AND_GRADIENT } g2z__entrop
  *   targets  [n] i32 in   -1: loss 0, gradient 0
  * Math    f32; softmax with a running maximum (Milakov and Gimelshein 2018, arXiv:1805.02867);
  *         scaled before the rounding: small probabilities would otherwise become subnormal
- * Launch  persistent blocks of 1024, one per multiprocessor. Their current rows fit L2, where the
- *         second pass finds them. In both passes a thread has the same packs, so that no barrier
- *         is needed between them
+ * Launch  persistent blocks of 1024, one per multiprocessor. Their rows fit L2, where the second
+ *         pass finds them. A thread has the same packs in both passes: no barrier between them
  * Cost    4 bytes per fp16 logit: V=50257 is 201 KB per token
  * Oracle  g2z__cpu_head_loss */
 template <typename A, g2z__entropy ENTROPY>
@@ -6296,23 +6278,22 @@ g2z_k_add_losses(double *sum, const float *losses, int n) {
  * so that dh = (e wte) g / z and dwte = e^T (h g / z): the row's factor g / z is applied to rows of
  * C numbers, not of V.
  *
- * e and h g / z must fit A. Let s be the larger of two sums of exponentials: of the first SAMPLE
- * words, the most frequent ones in a vocabulary like GPT-2's, and of the target alone. In powers of
- * 2, r = log2(s) - BELOW, so that z is at least 16, up to the rounding of the sample's logits. A z
- * above MOST would cost h g / z digits in fp16. If z is above MOST or below LEAST, the row's tiles
- * are computed again with an r that makes z 16. If z overflowed or vanished, the new r is ROOM
- * above the row's largest exponent, so that z lies from 1/16 to V/16. In GPT-2's training few tiles
- * have such a row; with 131,072 equally likely words every row is out of bounds.
+ * e and h g / z must fit A. In powers of 2, r = log2(s) - BELOW. s is the larger of two sums of
+ * exponentials: of the first SAMPLE words, the most frequent ones in a vocabulary like GPT-2's, and
+ * of the target alone. So z is at least 16, up to the rounding of the sample's logits. A z above
+ * MOST would cost h g / z digits in fp16. If z is above MOST or below LEAST, the row's tiles are
+ * computed again with an r that makes z 16. If z overflowed or vanished, the new r is ROOM above
+ * the row's largest exponent, so that z lies from 1/16 to V/16. In GPT-2's training few tiles have
+ * such a row; with 131,072 equally likely words every row is out of bounds.
  *
  * With fp8 the product that makes the exponentials multiplies e4m3. A target's logit is the product
  * of the same rounded numbers, so that loss, z and gradients belong to one softmax.
  *
- * With fp8=all the other two products multiply 8 bits, too. e is e5m2, with z at least 256, up to
- * the same rounding, so that e's smallest number is about 2^-24 of z. After an overflow the new r
- * is as far below the largest exponent, and e may saturate. e is stored twice, as rows and as
- * columns, in the memory of 16-bit logits. dwte is g / 2^9 times the product with h 2^9 / z in
- * e4m3; the columns of h lie in dh's memory until dh is made. A row's largest number belongs to the
- * target: dh adds what its rounding lost. */
+ * With fp8=all the products that make dh and dwte multiply 8 bits, too. e is e5m2, stored as rows
+ * and as columns in the memory of 16-bit logits. z is at least 256, up to the same rounding, so
+ * that e's smallest number is about 2^-24 of z; after an overflow z lies from 256 to 256 V. The
+ * target has a row's largest number. It may saturate, and dh adds what its rounding lost. dwte is
+ * g / 2^9 times the product of e with h 2^9 / z in e4m3, which lies in dh until dh is made. */
 
 #define G2Z__HEAD_SAMPLE 512
 #define G2Z__HEAD_ROWS 32        /* rows per block of g2z_k_head_rows */
@@ -6320,8 +6301,7 @@ static_assert(4 * G2Z__HEAD_ROWS == G2Z__PRODUCT_ROWS, "g2z__softmax_rows.again:
 
 typedef struct g2z__head_rows {
   float *reference, *target;     /* [n] both in powers of 2: r; the target's logit */
-  float *factor;                 /* [n] g / z; with gradients in 8 bits also [n] z - e of the target
-                                  * and [1] g / 2^9 */
+  float *factor;                 /* [n] g / z; fp8=all: also [n] z - e of the target, [1] g / 2^9 */
   int4 *again;                   /* [tiles down] for each 32 rows: 1 if a sum is out of bounds */
   float2 *parts;                 /* [tiles across,n] */
   float *dh;                     /* [n,C] dh before the factor, in the memory of parts */
@@ -6344,7 +6324,7 @@ struct g2z__head_chunk {
 
 /* ----- the rows ---------------------------------------------------------- */
 
-/* 8-bit numbers: none; those of the logits; also those of the gradients. */
+/* The products in 8 bits: none; the logits' product; also the gradients' products. */
 typedef enum g2z__head_numbers { G2Z__HEAD_ACT, G2Z__HEAD_E4M3, G2Z__HEAD_E5M2 } g2z__head_numbers;
 
 /* Powers of 2 for references, and bounds of z, as explained above. */
@@ -6364,9 +6344,9 @@ struct g2z__head_bounds {
  *   x       h, wte, targets    in
  *   sample  [n,ld] A in        logits of the first words
  * Math    f32; a target's logit is computed here, from its row of wte, and never rounded to A; with
- *         E4M3 both rows are rounded first
+ *         E4M3 and E5M2 both rows are rounded first
  * Launch  one warp per row
- * Cost    2 ld + 4 C bytes per row in 16 bits: 8,192 rows of C=768 are 34 MB; C more with E4M3
+ * Cost    2 ld + 4 C bytes per row in 16 bits: 8,192 rows of C=768 are 34 MB; C more in 8 bits
  * Order   lane i takes packs i, i + 32, ...; then a tree
  * Oracle  as g2z_k_head_rows */
 template <typename A, g2z__head_numbers NUMBERS>
@@ -6428,7 +6408,7 @@ typedef enum g2z__rows_time { G2Z__ROWS_FIRST, G2Z__ROWS_AGAIN } g2z__rows_time;
  *   rows    parts, target      in
  *           reference          in; FIRST: also out, for rows whose sum is out of bounds
  *           again              FIRST: out; AGAIN: in, tiles without such a row are skipped
- *           factor             out; with E5M2 all of it, and x.dh becomes 8-bit columns
+ *           factor             out; with E5M2 its three parts, and x.dh becomes 8-bit columns
  *   x       h, targets, state in; losses, dh and the targets' places in logits out
  *   across  tiles of rows.parts
  * Math    f32. If a sum is NaN, or infinite again the second time, dh and dwte become NaN
@@ -6523,13 +6503,13 @@ g2z_k_head_rows(g2z__head_rows rows, g2z__head_chunk<A> x, int across, g2z__rows
   }
 }
 
-/* g2z_k_head_scale: x.dh = rows.dh times the rows' factors. With E5M2 rows.dh is also
- * G2Z__E4M3_W times too large, and the target's rounded term is replaced by the exact one.
+/* g2z_k_head_scale: x.dh = rows.dh times the rows' factors. With E5M2 rows.dh is also G2Z__E4M3_W
+ * times too large, and G2Z__E5M2_SHRINKS times the exact term replaces the target's rounded one.
  *   rows    dh, factor  in
  *   x       dh          out; with E5M2 targets, wte in
  * Math    f32
  * Launch  one thread per pack
- * Cost    6 C bytes per row in 16 bits: 8,192 tokens of C=768 are 38 MB
+ * Cost    6 C bytes per row in 16 bits: 8,192 tokens of C=768 are 38 MB; with E5M2 2 C more
  * Oracle  as g2z_k_head_rows */
 template <typename A, g2z__head_numbers NUMBERS>
 static __global__ void __launch_bounds__(256)
@@ -6576,8 +6556,7 @@ static constexpr g2z__head_numbers g2z__head_eight =
     std::is_same<A, __half>::value ? G2Z__HEAD_E5M2 : G2Z__HEAD_ACT;
 
 /* A chunk's losses. x->logits become exponentials, x->dh the rows of h times their factors; both in
- * 8 bits if `narrow`. Two rounds are launched; the second round's kernels end at once if no row is
- * out of bounds. */
+ * 8 bits if `narrow`. The second round's kernels end at once if no row is out of bounds. */
 template <typename A>
 static g2z_status g2z__head_exponentials(g2z_device *device, const g2z__head_chunk<A> *x,
                                          const g2z__head_rows *rows, int narrow) {
