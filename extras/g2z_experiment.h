@@ -725,7 +725,7 @@ static int g2zx_flags_of(g2z_bench *o, g2z_flag flags[G2ZX_FLAGS]) {
       SETTING(train, "moments", moments, t->optimizer.moments_bf16, "type of AdamW's m and v"),
       TRAIN(train, "fp8", fp8,
             "8-bit products (Hopper): logits; forward: also linear ops; all: also gradients. "
-            "train not below 2048 tokens per micro-step; bench also there"),
+            "In train not below 2048 tokens per micro-step, in bench at any size"),
       TRAIN(train, "recompute", recompute,
             "block: run forward again in backward, which saves memory"),
       TRAIN(train, "grad-dtype", grad_fp32, "type of gradients"),

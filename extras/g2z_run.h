@@ -1691,14 +1691,14 @@ static g2z_status g2zr_full_path(g2z_services *services, const char *directory,
       return g2z_fail_file(services, ENAMETOOLONG, "find the path of", directory);
     snprintf(path + length, PATH_MAX - length, "/%.*s", (int)bytes, name);
     if (realpath(path, found)) memcpy(path, found, strlen(found) + 1);
-    else if (strcmp(path + length, "/.") == 0) path[length] = 0; /* of a directory to be made */
+    else if (strcmp(path + length, "/.") == 0) path[length] = 0; /* after a missing name */
     else if (strcmp(path + length, "/..") == 0) path[length] = 0, *strrchr(path, '/') = 0;
   }
   return G2Z_OK;
 }
 
 /* Rank 0: makes the directories and opens the logs. If the run continues, the logs are cut to
- * their state at the checkpoint. What can be refused is refused before anything is written. */
+ * their state at the checkpoint. All refusals of names come before anything is written. */
 static g2z_status g2zr_open_files(g2z_run *run) {
   const char *weights = run->config.save_weights, *run_dir = run->config.run_dir;
   char home[PATH_MAX] = "", path[PATH_MAX];
@@ -1719,7 +1719,7 @@ static g2z_status g2zr_open_files(g2z_run *run) {
               weights[length] == '/';
     own |= run->found.own && strcmp(path, run->weights_before) == 0;
     if (!own) G2Z_TRY(g2zr_check_model(run, weights, "--save-weights"));
-    /* A run directory keeps some names for itself, and all that is below. */
+    /* A run directory keeps some names, and all paths below them, for itself. */
     for (char *name; strcmp(path, home) != 0 && (name = strrchr(path, '/')) != NULL;) {
       *name++ = 0;
       G2Z_TRY(g2zr_has(run->services, path, "metrics.jsonl", &there));
@@ -1742,7 +1742,7 @@ static g2z_status g2zr_open_files(g2z_run *run) {
     G2Z_TRY(g2zr_try_weights(run, weights));
     if (!realpath(weights, run->weights))
       return g2z_fail_file(run->services, errno, "find the path of", weights);
-    if (strcmp(home, run->weights) != 0) /* that lock is there already */
+    if (strcmp(home, run->weights) != 0) /* else g2zr_lock makes this lock */
       G2Z_TRY(g2z_lock_directory(run->services, weights, &run->weights_lock));
   }
   if (!run_dir) return G2Z_OK;
