@@ -969,12 +969,12 @@ static void ops_head(ops_env *e, const int *shape) {
   }
 }
 
-/* The place between two powers of 2 of a row's sum of exponentials in 8 bits. */
+/* A row's sum of exponentials in 8 bits: 2^8 times a factor from 1 to 2, which differs by row. */
 static double ops_head_sum(int row) {
   return exp2(8 + floor(fmod(row * 2654435769.0, 4294967296.0) / 256) / 16777216);
 }
-/* Gradients in 8 bits. dlogits are those numbers of e5m2 that are nearest to the exact ones, and dh
- * and dwte their products with rounded operands. Only the last chunk's dlogits remain, so each
+/* Gradients in 8 bits. dlogits are the numbers of e5m2 nearest to the exact ones; dh and dwte are
+ * their products with rounded operands. Only the last chunk's dlogits remain, so each
  * chunk also runs alone. */
 static void ops_head_eight(ops_env *e, const int *shape) {
   const int N = shape[0], C = shape[1], V = shape[2], Vp = (V + 127) / 128 * 128, rows = 128;

@@ -159,8 +159,8 @@ static double test_grads_apart(const test_trace *a, const test_trace *b) {
  * not change a bit. A score does not use 8 bits. A step does, and its loss differs slightly: a
  * fresh model's logits are small, and e4m3 is off by a sixteenth of a number at most. Gradients in
  * 8 bits change results from the second step on. One head of 40 channels leaves gaps between 8-bit
- * rows, and has too few channels and tokens for fp8=all; Hopper's attention takes 64. With fp8=all
- * a GPU's LM head scales its exponentials otherwise, which may change the loss's last bits. */
+ * rows, but fp8=all needs multiples of 16 channels; Hopper's attention takes 64. With fp8=all a
+ * GPU's LM head scales its exponentials otherwise, which may change the loss's last bits. */
 static void test_fp8_on(g2z_test *t, g2z_device_kind device, int graph, int channels) {
   enum { RUNS = G2Z_FP8_COUNT + 1 };
   static test_trace traces[RUNS];
