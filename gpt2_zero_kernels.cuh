@@ -2226,8 +2226,7 @@ static g2z__lt_product *g2z__lt_find(const g2z_device *device, const g2z__lt_key
   return NULL;
 }
 
-/* Adds a shape to the table: in a free row, else in place of the next untimed shape. There always
- * is one, because the table has more rows than G2Z__PRODUCTS_TIMED. */
+/* Adds a shape to the table: in a free row, else in place of the next shape that was not timed. */
 static g2z_status g2z__lt_add(g2z_device *device, const g2z__lt_key *key, g2z__lt_product **out) {
   g2z__cuda *cuda = g2z__cuda_of(device);
   int row = cuda->product_count;
@@ -6288,7 +6287,6 @@ g2z_k_add_losses(double *sum, const float *losses, int n) {
  *
  * With fp8 the product that makes the exponentials multiplies e4m3. A target's logit is the product
  * of the same rounded numbers, so that loss, z and gradients belong to one softmax.
- *
  * With fp8=all the products that make dh and dwte multiply 8 bits, too. e is e5m2, stored as rows
  * and as columns in the memory of 16-bit logits. z is at least 256, up to the same rounding, so
  * that e's smallest number is about 2^-24 of z; after an overflow z lies from 256 to 256 V. The
