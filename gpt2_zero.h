@@ -3677,8 +3677,8 @@ G2Z__PRIVATE g2z_status g2z__train_config_check(g2z_services *services,
                     (double)config->optimizer.min_lr, (double)config->optimizer.lr);
   if (config->fp8 && config->dtype != G2Z_FP16 && config->dtype != G2Z_BF16)
     G2Z_REFUSE(services, "fp8=%s rounds numbers of 16 bits to 8, and dtype=%s has 32: take "
-               "dtype=fp16 or bf16, or fp8=none", g2z__fp8_texts[config->fp8],
-               g2z_dtype_text(config->dtype));
+               "dtype=fp16%s, or fp8=none", g2z__fp8_texts[config->fp8],
+               g2z_dtype_text(config->dtype), config->fp8 == G2Z_FP8_ALL ? "" : " or bf16");
   if (config->fp8 == G2Z_FP8_ALL && config->dtype != G2Z_FP16)
     G2Z_REFUSE(services, "fp8=all rounds gradients to e5m2, whose smallest number is 1.5e-5, and "
                "only dtype=fp16 scales the loss: take dtype=fp16, or fp8=forward");
@@ -4316,6 +4316,13 @@ G2Z__PRIVATE size_t g2z__plan_needs(const g2z_plan *plan) {
   return plan->bytes_total + plan->nccl_bytes;
 }
 
+/* The batch is a multiple of this: fp8=all needs a multiple of 128 tokens. */
+G2Z__PRIVATE int g2z__plan_least_batch(const g2z_plan *plan) {
+  int least = 1;
+  while (plan->fp8 == G2Z_FP8_ALL && (int64_t)least * plan->seq % 128) least *= 2;
+  return least;
+}
+
 G2Z_API int g2z_plan_largest_batch(const g2z_plan *plan, size_t free_bytes) {
   int fits = 0;
   for (int step = G2Z__MAX_BATCH; step > 0; step /= 2) { /* binary search: the bytes grow with B */
@@ -4324,9 +4331,7 @@ G2Z_API int g2z_plan_largest_batch(const g2z_plan *plan, size_t free_bytes) {
     g2z__plan_batch(&trial, fits + step);
     if (g2z__plan_needs(&trial) <= free_bytes) fits += step;
   }
-  int whole = 1; /* fp8=all needs a multiple of 128 tokens */
-  while (plan->fp8 == G2Z_FP8_ALL && (int64_t)whole * plan->seq % 128) whole *= 2;
-  return fits - fits % whole;
+  return fits - fits % g2z__plan_least_batch(plan);
 }
 
 G2Z__PRIVATE double g2z__gib(size_t bytes) { return (double)bytes / 1073741824.0; }
@@ -4362,10 +4367,13 @@ G2Z_API g2z_status g2z_plan_fits(g2z_services *services, const g2z_train_config 
                     "batch=%d needs %.2f GiB and %.2f GiB are free%s: %s%s", plan->batch, needs,
                     there, each, remedy,
                     most < plan->batch ? "; accum can be raised to keep the global batch" : "");
+  const int least = g2z__plan_least_batch(plan);
   return g2z_fail(services, G2Z_NO_MEMORY,
                   "the model needs %.2f GiB at batch=%d and more than the %.2f GiB that are free%s "
-                  "even at batch=1: take a smaller model%s or a shorter seq", needs, plan->batch,
-                  there, each, shards ? ", more ranks" : "");
+                  "even at batch=%d%s: take a smaller model%s or a shorter seq", needs, plan->batch,
+                  there, each, least,
+                  least > 1 ? ", the least with fp8=all; fp8=forward can take less" : "",
+                  shards ? ", more ranks" : "");
 }
 
 /* ===== >>i07 shards and loader ===========================================

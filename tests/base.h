@@ -605,11 +605,12 @@ static void test_config_pairs(g2z_test *t) {
   g2z_services *s = &t->services;
   g2z_train_config config = g2z_train_config_default();
   config.fp8 = G2Z_FP8_ALL;
+  CHECK_BAD(t, test_config_check(s, &config), "take dtype=fp16, or fp8=none");
   config.dtype = G2Z_BF16;
   CHECK_BAD(t, test_config_check(s, &config), "only dtype=fp16 scales");
   config.dtype = G2Z_FP16;
   config.seq = 1000;
-  CHECK_BAD(t, test_config_check(s, &config), "a multiple of 128, and channels of 16; they are 8000 and 768");
+  CHECK_BAD(t, test_config_check(s, &config), "of 128, and channels of 16; they are 8000 and 768");
   config.seq = 1024;
   config.model.channels = 792, config.model.heads = 11;
   CHECK_BAD(t, test_config_check(s, &config), "channels of 16; they are 8192 and 792");

@@ -318,6 +318,13 @@ static void test_plan_largest_batch(g2z_test *t) {
   g2z_train_config tiny = test_config_of(1, 1, 8, 1, 2); /* the largest batch must be valid */
   tiny.batch = g2z_plan_largest_batch(test_plan(t, &tiny, G2Z_DEVICE_CUDA, 0, 1), SIZE_MAX);
   CHECK_OK(t, test_config_check(&t->services, &tiny));
+  g2z_train_config eight = g2z_train_config_default(); /* whole times 128 tokens, or none */
+  eight.dtype = G2Z_FP16, eight.fp8 = G2Z_FP8_ALL, eight.seq = 1000, eight.batch = 32;
+  const g2z_plan *plan = test_plan(t, &eight, G2Z_DEVICE_CUDA, 0, 1);
+  int most = g2z_plan_largest_batch(plan, budget);
+  CHECK(t, most > 0 && most % 16 == 0);
+  CHECK_STATUS(t, g2z_plan_fits(&t->services, &eight, plan, (size_t)3 << 30, 1), G2Z_NO_MEMORY,
+               &t->services, "even at batch=16, the least with fp8=all; fp8=forward can take less");
 }
 
 /* The manual's formulas for fp16 bytes per token; these sizes need no padding. */
