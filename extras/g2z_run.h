@@ -75,8 +75,8 @@ typedef struct g2z_run_config {
   const char *resume;          /* NULL: a new run. "latest": the run in run_dir continues after its
                                 * last whole checkpoint; without one the run starts from the
                                 * beginning, unless it has ended or left weights. A checkpoint in
-                                * run_dir: that run continues. Any other checkpoint: a new run
-                                * starts from it */
+                                * run_dir: that run continues, and saves at its end. Any other
+                                * checkpoint: a new run starts from it */
   int64_t save_every;          /* steps; > 0: checkpoints run_dir/step-NNNNNN, also at the end */
   int save_epochs;             /* 1: at the end of each epoch */
   int keep_best;               /* 1: the checkpoint of the lowest validation loss is kept, too, and
@@ -239,6 +239,7 @@ G2Z_API void g2z_run_catch_signals(g2z_run *run);
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <fnmatch.h>
 #include <glob.h>
 #include <inttypes.h>
 #include <limits.h>
@@ -966,8 +967,7 @@ static const char *g2zr_length(const g2z_run *run, int64_t *value) {
   return cut ? "--max-train-steps" : by_epoch ? "--epochs" : "--steps";
 }
 
-/* How to call this program again. `other`: a new run that starts from `value`, in its own
- * directory. */
+/* How to call this program again. `other`: a new run, in its own directory, starts from `value`. */
 static const char *g2zr_command(const g2z_run *run, int other, const char *flag, const char *value,
                                 char text[1400]) {
   const g2z_run_config *c = &run->config;
@@ -1052,7 +1052,7 @@ static g2z_status g2zr_finish(g2z_run *run) {
   if (run->impatient) flag = "--patience", length = run->config.patience;
   snprintf(more, sizeof more, "--resume latest %s", flag);
   snprintf(word, sizeof word, "%" PRId64, 2 * length);
-  if (reports && run->saved >= 0)
+  if (reports && run->saved == run->step)
     G2ZR_SAY(run, "To continue training: %s", g2zr_command(run, 0, more, word, text));
   else if (reports && saved && run_dir)
     G2ZR_SAY(run, "To train these weights further: %s",
@@ -1060,9 +1060,9 @@ static g2z_status g2zr_finish(g2z_run *run) {
   run->ended = g2z_seconds();
   g2z_utc_now(now);
   g2zr_line(run, "[Rank 0] RUN_COMPLETE checkpoint_path=%.4096s world_size=%d tokens_per_sec=%.2f "
-            "total_wall_time_sec=%.3f timestamp_utc=%s", saved ? saved : run->saved >= 0 ?
-            checkpoint.text : "none", run->context->world, g2zr_tokens_per_s(run), g2zr_wall_s(run),
-            now);
+            "total_wall_time_sec=%.3f timestamp_utc=%s",
+            saved ? saved : run->saved == run->step ? checkpoint.text : "none",
+            run->context->world, g2zr_tokens_per_s(run), g2zr_wall_s(run), now);
   if (run->log.file < 0) return G2Z_OK;
   G2Z_TRY(g2zr_log(run, run->line));
   G2Z_TRY(g2zr_write_artifacts(run));
@@ -1409,8 +1409,7 @@ static g2z_status g2zr_check(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* Samples need a tokenizer with the model's ids. Without a file, a model of 257 tokens uses the
- * byte-level vocabulary. */
+/* Samples need a tokenizer with the model's ids. Without a file, 257 tokens mean the 256 bytes. */
 static g2z_status g2zr_open_tokenizer(g2z_run *run) {
   g2z_run_config *config = &run->config;
   int vocab = config->train.model.vocab;
@@ -1668,8 +1667,7 @@ static g2z_status g2zr_check_model(g2z_run *run, const char *directory, const ch
   return G2Z_OK;
 }
 
-/* Creates the directory and checks that weights can be written there: now, not after hours of
- * training. */
+/* Creates the directory and checks that weights can be written there: before hours of training. */
 static g2z_status g2zr_try_weights(g2z_run *run, const char *directory) {
   g2z_writer *writer;
   G2Z_TRY(g2z_make_directory(run->services, directory));
@@ -1719,15 +1717,21 @@ static g2z_status g2zr_open_files(g2z_run *run) {
               weights[length] == '/';
     own |= run->found.own && strcmp(path, run->weights_before) == 0;
     if (!own) G2Z_TRY(g2zr_check_model(run, weights, "--save-weights"));
-    /* A run directory keeps some names, and all paths below them, for itself. */
+    /* A run directory keeps some names, and all paths below them, for itself: docs/formats.md. */
+    static const char *const kept[] = {
+        "metrics.jsonl", "training_metrics.json", "train.log", "report.html", "best", "best[.-]*",
+        "sample.txt", "events.out.tfevents.*", "step-*", G2ZR_ORIGIN, "launcher_metadata.json",
+        "tuning.txt", "profiles", "nccl_*", "topo.txt", "ibstat.txt", "RUN_FAILED.json",
+        "flight_rank_*", "RUN_COMPLETE.txt"};
     for (char *name; strcmp(path, home) != 0 && (name = strrchr(path, '/')) != NULL;) {
       *name++ = 0;
       G2Z_TRY(g2zr_has(run->services, path, "metrics.jsonl", &there));
       there |= run_dir && strcmp(path, home) == 0;
-      if (there && (strcmp(name, "best") == 0 || strncmp(name, "step-", 5) == 0 ||
-                    strcmp(name, "metrics.jsonl") == 0 || strcmp(name, "train.log") == 0))
-        G2Z_REFUSE(run->services, "--save-weights %.400s: a run directory keeps the name %s for "
-                   "itself: name another directory, such as RUN_DIR/weights", weights, name);
+      for (size_t i = 0; i < G2Z_COUNT(kept) && there; i++)
+        if (fnmatch(kept[i], name, 0) == 0)
+          G2Z_REFUSE(run->services, "--save-weights %.300s: a run directory keeps the name %.99s "
+                     "for itself: name another directory, such as %.200s/weights", weights, name,
+                     run_dir ? run_dir : ".");
     }
   }
   if (run->config.keep_best) {
@@ -1995,11 +1999,11 @@ static double g2zr_peak_flops(const char *name, g2z_dtype dtype) {
   return NAN;
 }
 
-/* The work that this run's settings ask for. */
+/* The work that this run's settings ask for. A run that has a checkpoint saves at its end, too. */
 static int g2zr_possible(const g2z_run *run) {
   const g2z_run_config *c = &run->config;
   return G2ZR_DUE_STOP | G2ZR_DUE_EPOCH_END | G2ZR_DUE_FINISH |
-         (c->save_every > 0 || c->save_epochs || c->keep_best ? G2ZR_DUE_SAVE : 0) |
+         (c->save_every || c->save_epochs || c->keep_best || run->saved >= 0 ? G2ZR_DUE_SAVE : 0) |
          (c->save_weights ? G2ZR_DUE_WEIGHTS : 0) | (c->keep_best ? G2ZR_DUE_BEST : 0) |
          (run->val ? G2ZR_DUE_VALIDATION : 0) | (c->eval.count ? G2ZR_DUE_EVALUATION : 0) |
          (c->sample_tokens ? G2ZR_DUE_SAMPLE : 0);
@@ -2140,8 +2144,7 @@ G2Z_API void g2z_run_request_stop(g2z_run *run, int signal) {
 
 /* ----- the loop ----- */
 
-/* The status of a step or a flush. If a finished step must be reported first, a failure waits for
- * the next call. */
+/* The status of a step or a flush. A failure waits until a finished step has been reported. */
 static g2z_status g2zr_after(g2z_run *run, g2z_status status, const g2z_report *report) {
   run->broken |= status != G2Z_OK && status != G2Z_STOPPED;
   if (status == G2Z_OK || report->loss_step <= run->known.step) return status;
@@ -2412,8 +2415,7 @@ static g2z_status g2zr_write_sample(g2z_run *run, g2z_run_event *event) {
   return g2zr_log(run, run->sample_text);
 }
 
-/* Reports the stop, after the state was saved. Ranks exchange the signal, which any of them may
- * have received. */
+/* Reports the stop, after the state was saved. Any rank may have received the signal. */
 static g2z_status g2zr_stop(g2z_run *run) {
   char name[32], text[1400];
   int64_t *all;
@@ -2435,8 +2437,7 @@ static g2z_status g2zr_stop(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* Called when ranks have agreed to stop. The checkpoint comes first; it records the other work that
- * is due. */
+/* Called when ranks have agreed to stop. The checkpoint comes first: it records other due work. */
 static void g2zr_will_stop(g2z_run *run) {
   run->due |= G2ZR_DUE_STOP;
   if (run->config.run_dir && run->saved != run->step) run->due |= G2ZR_DUE_SAVE;
@@ -2601,7 +2602,6 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
 /* ===== command line ======================================================
  * In:  argv. Out: a config, ranks that have met, and files about the launch and its end.
  * Law: every flag is in one table. All flags are checked before a file is written. */
-
 
 /* The flags: parser, --help and docs/flags.md come from this list. g2z_run_options_default sets the
  * defaults. --help shows a default that is in the range; for others the text has it in brackets. */
