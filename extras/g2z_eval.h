@@ -342,7 +342,12 @@ static g2z_status g2ze_take(g2z_eval_set *s, const char *from, size_t count) {
   return G2Z_OK;
 }
 
+/* A loader of the file refuses what is not a whole shard with its own mask, as for --train. */
 static g2z_status g2ze_shard(g2z_eval_set *s, const char *text, size_t bytes, size_t begin) {
+  const g2z_loader_config config = {s->path, 1, 1, 1, 0, 1, s->config.vocab, G2Z_ORDER_FILE, 0};
+  g2z_loader *loader;
+  G2Z_TRY(g2z_loader_create(s->services, &config, &loader));
+  g2z_loader_free(loader);
   uint64_t hash = 0, known = s->config.vocab_hash;
   if (!known && s->tokenizer) known = g2z_tokenizer_hash(s->tokenizer);
   if (begin) memcpy(&hash, text + 12, sizeof hash);
@@ -393,6 +398,9 @@ static double g2ze_bytes(const g2z_eval_set *s, const int32_t *ids, size_t count
 
 /* Adds one row per ending: the context, then the ending. */
 static g2z_status g2ze_read_questions(g2z_eval_set *s, const char *text, size_t bytes, int count) {
+  if (bytes < 1024)
+    return g2z_fail(s->services, G2Z_FORMAT, "%s ends after %zu of the header's 1024 bytes: make "
+                    "it again with llm.c's dev/data/hellaswag.py", s->path, bytes);
   g2ze_reader reader = {text + 1024, 0, (bytes - 1024) / 2}, *r = &reader;
   const char *context, *ending;
   for (int q = 0; q < count; q++) {
@@ -421,7 +429,10 @@ static g2z_status g2ze_read_questions(g2z_eval_set *s, const char *text, size_t 
                       "number %d: make it again with llm.c's dev/data/hellaswag.py", s->path,
                       1024 + 2 * begin, number);
   }
-  return G2Z_OK;
+  if (bytes == 1024 + 2 * r->at) return G2Z_OK;
+  return g2z_fail(s->services, G2Z_FORMAT, "%s promises %d questions in %zu bytes but has %zu "
+                  "bytes: make it again with llm.c's dev/data/hellaswag.py", s->path, count,
+                  1024 + 2 * r->at, bytes);
 }
 
 /* ----- a file ------------------------------------------------------------------ */
@@ -429,7 +440,7 @@ static g2z_status g2ze_read_questions(g2z_eval_set *s, const char *text, size_t 
 static g2z_status g2ze_read(g2z_eval_set *s, char *text, size_t bytes) {
   const char *dot = strrchr(s->path, '.');
   int32_t head[4] = {0, 0, 0, 0};
-  if (bytes >= 1024) memcpy(head, text, sizeof head);
+  if (bytes >= sizeof head && !g2z_text_named(s->path).packer) memcpy(head, text, sizeof head);
   if (head[0] == 20240522 && (head[1] != 1 || head[2] < 1))
     return g2z_fail(s->services, G2Z_FORMAT, "%s holds %d questions in version %d: it must hold at "
                     "least one, in version 1", s->path, (int)head[2], (int)head[1]);
@@ -461,8 +472,7 @@ static g2z_status g2ze_load(g2z_eval_set *s) {
   g2z_release(s->services, text);
   G2Z_TRY(status);
   if (s->rows) return G2Z_OK;
-  G2Z_REFUSE(s->services, "%s has no token to predict: it is too short, or masks exclude all",
-             s->path);
+  G2Z_REFUSE(s->services, "%s has no token to predict: it is too short", s->path);
 }
 
 G2Z_API g2z_status g2z_eval_open(g2z_services *services, const g2z_model_config *config,

@@ -106,11 +106,13 @@ static void test_eval_questions(g2z_test *t) {
   CHECK(t, right != right_norm && isnan(result.acc_bytes));
   CHECK_NEAR(t, result.loss, sum / tokens, 1e-5);
   /* Damage: a byte of a question, a field of the header, a truncated file. */
-  static const struct { size_t at; int byte; size_t cut; const char *says; } damages[] = {
+  const struct { size_t at; int byte; size_t cut; const char *says; } damages[] = {
       {1024, 1, 0, "is damaged at byte 1024"},     {1026, 1, 0, "is damaged at byte 1024"},
       {1030, 9, 0, "is damaged at byte 1024"},     {1032, 200, 0, "is damaged at byte 1024"},
       {4, 2, 0, "in version 2"},                   {8, 0, 0, "holds 0 questions"},
       {8, QUESTIONS + 1, 0, "is damaged at byte"}, {0, 0x5a, 1, "is damaged at byte"},
+      {8, QUESTIONS - 1, 0, "promises 19 questions in "},
+      {0, 0, sizeof head + 2 * at - 99, "ends after 99 of the header's 1024 bytes"},
       {1036, 200, 0, "has token 200"}};
   for (size_t i = 0; i < sizeof damages / sizeof *damages; i++) {
     size_t bytes = sizeof head + 2 * at - damages[i].cut;
@@ -338,6 +340,34 @@ static eval_kit eval_open(g2z_test *t, int vocab, const char *merges) {
   return kit;
 }
 
+/* A damaged shard or mask is refused with the sentence that --train and --val have for it. */
+static void eval_check_damaged(g2z_test *t, g2z_model *model) {
+  static const struct { const char *damage, *says; } cases[] = {
+      {"truncate -s -2 a.bin", "promises 40 tokens in 1104 bytes but has 1102 bytes"},
+      {"truncate -s -1 a.bin", "has 1103 bytes"},
+      {"printf x >> a.bin", "has 1105 bytes"},
+      {"truncate -s 500 a.bin", "ends after 500 of the header's 1024 bytes"},
+      {"printf x > a.bin", "has no shard header and 1 bytes"},
+      {"yes text | head -n 99 > a.bin", "holds text, not tokens"},
+      {"truncate -s -1 a.mask", "a.mask has 28 bytes, but the mask of the 40 tokens of "}};
+  int32_t ids[40];
+  g2z_eval result;
+  g2z_loader *loader;
+  test_tokens(ids, 40, 257, 3);
+  const char *path = test_at(t, "a.bin");
+  const g2z_loader_config config = test_loader_config(path, 1, 16);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    if (strstr(cases[i].damage, "a.mask")) ids[7] |= G2Z_UNCOUNTED; /* so that there is a mask */
+    test_shard(t, "a.bin", G2Z_SHARD_LLMC, ids, 40);
+    CHECK_OK(t, eval_file(model, NULL, path, &result));
+    test_sh(t, "%s", cases[i].damage);
+    CHECK_FORMAT(t, eval_file(model, NULL, path, &result), cases[i].says);
+    const char *said = test_text("%s", t->services.error);
+    CHECK_FORMAT(t, g2z_loader_create(&t->services, &config, &loader), said);
+  }
+  test_sh(t, "rm a.bin a.mask");
+}
+
 /* A text, its documents and its tokens: three functions and a computation by hand give one loss. */
 static void test_eval_texts(g2z_test *t) {
   enum { CONTEXT = 16 };
@@ -351,6 +381,7 @@ static void test_eval_texts(g2z_test *t) {
   g2z_tokens encoded = test_bpe_encode(t, tokenizer, line, strlen(line), G2Z_ENCODE_DEFAULT);
   ids[0] = g2z_tokenizer_eot(tokenizer);
   const int count = 1 + (int)encoded.count;
+  eval_check_damaged(t, model);
   memcpy(ids + 1, encoded.ids, encoded.count * sizeof *ids);
   for (int at = 0; at + 1 < count; at += CONTEXT) {
     int n = count - at < CONTEXT + 1 ? count - at : CONTEXT + 1;
@@ -394,8 +425,8 @@ static void test_eval_texts(g2z_test *t) {
       {"b.txt", "", "b.txt has no token to predict: it is too short"},
       {"b.jsonl", "{\"text\": \"a\"}\n{\"txt\": \"a\"}\n", "line 2 has neither \"text\" nor"},
       {"c.jsonl", "{\"text\": \"a\"\n", "c.jsonl, line 1"},
-      {"d.bin", "ab", "has token 25185, but the model only 257"},
-      {"c.bin", "a", "no token to predict"},
+      {"d.bin", "abab", "has token 25185, but the model only 257"},
+      {"c.bin", "ab", "no shard has two tokens, so there is none to predict"},
       {"e.txt", "\xff\xfe" "a", "e.txt is text in UTF-16, not text in UTF-8; convert it to text: "},
       {"g.gz", "no gzip", "g.gz: gzip -dc ended with exit code 1"}};
   for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
@@ -458,7 +489,7 @@ static void test_eval_masks(g2z_test *t) {
   /* A mask that leaves out all tokens, and another shard's mask. */
   for (int i = 0; i < COUNT; i++) marked[i] |= G2Z_UNCOUNTED;
   test_shard(t, "a.bin", G2Z_SHARD_RAW, marked, COUNT);
-  CHECK_BAD(t, eval_file(model, NULL, path, &result), "no token to predict");
+  CHECK_BAD(t, eval_file(model, NULL, path, &result), "the masks exclude all of them");
   ids[0]++;
   test_write_file(t, path, ids, 2 * COUNT);
   CHECK_FORMAT(t, eval_file(model, NULL, path, &result), "a.mask is the mask of another shard");
