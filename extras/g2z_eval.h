@@ -335,8 +335,7 @@ static g2z_status g2ze_take(g2z_eval_set *s, const char *from, size_t count) {
     memcpy(&token, from + 2 * i, sizeof token);
     if (token >= s->config.vocab)
       return g2z_fail(s->services, G2Z_FORMAT, "%s has token %d, but the model only %d tokens: "
-                      "prepare the file with the model's vocabulary", s->path, token,
-                      s->config.vocab);
+                      "prepare it with the model's vocabulary", s->path, token, s->config.vocab);
     s->tokens.ids[s->tokens.count++] = token;
   }
   return G2Z_OK;
@@ -347,10 +346,10 @@ static g2z_status g2ze_shard(g2z_eval_set *s, const char *text, size_t bytes, si
   const g2z_loader_config config = {s->path, 1, 1, 1, 0, 1, s->config.vocab, G2Z_ORDER_FILE, 0};
   g2z_loader *loader;
   G2Z_TRY(g2z_loader_create(s->services, &config, &loader));
+  const uint64_t hash = loader->vocab_hash;
   g2z_loader_free(loader);
-  uint64_t hash = 0, known = s->config.vocab_hash;
+  uint64_t known = s->config.vocab_hash;
   if (!known && s->tokenizer) known = g2z_tokenizer_hash(s->tokenizer);
-  if (begin) memcpy(&hash, text + 12, sizeof hash);
   if (hash && known && hash != known)
     G2Z_REFUSE(s->services, "%s was made with another vocabulary than the model's: prepare it "
                "again with ./prepare_data --vocab FILE", s->path);
@@ -430,9 +429,8 @@ static g2z_status g2ze_read_questions(g2z_eval_set *s, const char *text, size_t 
                       1024 + 2 * begin, number);
   }
   if (bytes == 1024 + 2 * r->at) return G2Z_OK;
-  return g2z_fail(s->services, G2Z_FORMAT, "%s promises %d questions in %zu bytes but has %zu "
-                  "bytes: make it again with llm.c's dev/data/hellaswag.py", s->path, count,
-                  1024 + 2 * r->at, bytes);
+  return g2z_fail(s->services, G2Z_FORMAT, "%s has %zu bytes after its last question: make it "
+                  "again with llm.c's dev/data/hellaswag.py", s->path, bytes - 1024 - 2 * r->at);
 }
 
 /* ----- a file ------------------------------------------------------------------ */
