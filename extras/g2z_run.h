@@ -286,7 +286,7 @@ extern "C" {
   X(evaluated)     /* and the number of --eval files scored by then */                            \
   X(best_step)     /* of best_val_loss */                                                         \
   X(val_data)      /* what best_val_loss was measured over: a hash of the shards, */              \
-  X(val_tokens)    /* and the number of tokens; 0: there was no validation */                     \
+  X(val_tokens)    /* and a limit of the targets; 0: there was no validation */                   \
   X(stale)         /* number of validations since best_step */                                    \
   X(target_loss)                                                                                  \
   X(target_step)   /* step, tokens and wall time of the first validation that reached it; */      \
@@ -392,7 +392,7 @@ struct g2z_run {
   g2z_metrics known;                 /* of the last step whose loss is known */
   double peak_flops;                 /* of all ranks; NaN: unknown */
   g2zr_totals sum, kept;             /* kept: when best was written; val_data NaN: unknown */
-  int64_t val_steps, val_tokens;     /* batches and tokens of one validation */
+  int64_t val_steps, val_tokens;     /* of one validation: batches, and a limit of its targets */
   double *step_s;                    /* of this epoch's steps since the start or the resume, */
   size_t timed;                      /* and their number */
   g2zr_epoch *epoch;                 /* all epochs; the last one is running */
@@ -1497,7 +1497,7 @@ static void g2zr_introduce(g2z_run *run) {
               train->optimizer.warmup, run->steps, (double)train->optimizer.lr);
   }
   if (run->val)
-    G2ZR_SAY(run, "validation: %" PRId64 " batch%s, %" PRId64 " tokens", run->val_steps,
+    G2ZR_SAY(run, "validation: %" PRId64 " batch%s, up to %" PRId64 " tokens", run->val_steps,
              run->val_steps == 1 ? "" : "es", run->val_tokens);
   if (run->val && !isnan(run->sum.best_step) && !g2zr_same_tokens(run))
     g2z_log(run->services, G2Z_LOG_WARNING, "the validation tokens changed since the checkpoint: "
@@ -1853,6 +1853,7 @@ static g2z_status g2zr_open_alone(g2z_run *run) {
       run->val_steps = config->max_val_steps;
     const int64_t most = run->val_steps * train->batch * run->context->world;
     run->val_tokens = train->seq * (most < run->val->sequences ? most : run->val->sequences);
+    if (run->val_tokens >= run->val->tokens) run->val_tokens = run->val->tokens - 1;
   }
   /* Shards, tokenizer and model must share a vocabulary. Shards of other programs name none, and
    * pass. Without --vocab, a model with GPT-2's number of tokens takes only shards of GPT-2's
@@ -2060,8 +2061,7 @@ static g2z_status g2zr_open(g2z_run *run) {
   if (sum->target_loss != (double)config.target_loss)
     sum->target_step = sum->target_tokens = sum->target_s = NAN;
   sum->target_loss = (double)config.target_loss;
-  /* The trainer is at the checkpoint's step. The due work is what the saving run left, and what
-   * this run adds. */
+  /* The trainer is at the checkpoint's step. Work is due from the saving run, and from this one. */
   const int every = G2ZR_DUE_VALIDATION | G2ZR_DUE_EVALUATION | G2ZR_DUE_SAMPLE;
   const int end = G2ZR_DUE_EPOCH_END | G2ZR_DUE_FINISH;
   run->saved = own ? run->resumed : -1;

@@ -1846,7 +1846,7 @@ static void test_train_best_honest(g2z_test *t) {
        "cmp h4/best-1/model.safetensors h4/step-000008/model.safetensors && "
        "grep '\"val_tokens\": \"32\"' h4/best/note.json && ! ls h4/best-2"},
       {"true", "--keep-best", "--keep-best", 2, 0, "h5/best, of step ", "tokens changed",
-       "ls h5/best"},
+       "grep 'up to 499 tokens' h5/train.log && grep '_tokens\": \"499\"' h5/best/note.json"},
       {"true", "", "--keep-best --val-every 8", 1, 0,
        "warning: the only validation is after the last step", "not in", "ls h6/best"},
       {"true", "", "--keep-best --val-every 2", 1, 0, "h7/best, of step 8", "not in",
