@@ -464,8 +464,7 @@ static g2z_status g2zx_get_summary(const g2z_object *from, g2z_summary *summary)
   g2z_object_copy(from, "format", word, sizeof word);
   if (strcmp(word, G2ZX_FORMAT) != 0)
     return g2z_fail(services, G2Z_FORMAT, "%.400s has the format \"%s\", but only \"%s\" can be "
-                    "read: name a file or directory that bench wrote", from->path, word,
-                    G2ZX_FORMAT);
+                    "read: name what bench wrote", from->path, word, G2ZX_FORMAT);
 #define X(member, name) g2z_object_copy(from, name, summary->member, sizeof summary->member);
   G2ZX_SUMMARY_TEXTS(X)
 #undef X
@@ -711,8 +710,7 @@ static int g2zx_flags_of(g2z_bench *o, g2z_flag flags[G2ZX_FLAGS]) {
       FLAG(lists, "tokens", INT64, o->tokens, 1, 1e15, "N",
            "instead of --steps: tokens to train on, over all ranks"),
       COUNT(point, "warmup", warmup, 0, 1000000, "steps before the timed ones"),
-      COUNT(point, "val-steps", val_steps, 1, 1000000,
-            "batches of the validation at the end"),
+      COUNT(point, "val-steps", val_steps, 1, 1000000, "batches of the validation at the end"),
       COUNT(sweeps, "repeats", repeats, 1, G2Z_REPEATS,
             "runs of each point; a round runs every point once"),
       FLAG(train | comm, "device", CHOICE, o->device, 0, 0, G2Z_DEVICE_LIST(G2Z_LIST_WORD),
@@ -801,6 +799,17 @@ G2Z_API g2z_status g2z_bench_read(g2z_services *services, int argc, char **argv,
       G2Z_REFUSE(services, "%.80s is not a sub-command of bench. To list them: %s --help", argv[1],
                  g2z_shell_word(argv[0], word, sizeof word));
     first = 2;
+  }
+  for (int i = 2; first == 1 && i < argc; i++) { /* a flag takes at most one value */
+    char *late = argv[i], *line;
+    if (g2zx_command_named(late) == G2Z_BENCH_COUNT) continue;
+    if (argv[i - 1][0] == '-' && !strchr(argv[i - 1], '=')) continue;
+    memmove(argv + 2, argv + 1, (size_t)(i - 1) * sizeof *argv);
+    argv[1] = late;
+    G2Z_TRY(g2z_flags_line(services, argc, argv, &line));
+    g2z_fail(services, G2Z_BAD_ARGUMENT, "the sub-command comes first: %s", line);
+    g2z_release(services, line);
+    return G2Z_BAD_ARGUMENT;
   }
   const int reader = (G2ZX_READERS >> command & 1) != 0;
   g2z_device_kind kind = g2z_device_count(G2Z_DEVICE_CUDA) ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
@@ -1185,8 +1194,7 @@ static g2z_status g2zx_copy_rate(g2z_comm *comm, size_t bytes, double *bytes_per
 /* Times all collectives of all sizes over one transport, if this machine has that transport.
  * The copy engines run only the collectives that they support. */
 static g2z_status g2zx_exchange_over(g2z_context *context, const g2zx_axis *sizes,
-                                     g2z_device *device, g2z_transport transport,
-                                     g2z_summary *s) {
+                                     g2z_device *device, g2z_transport transport, g2z_summary *s) {
   const int half = device->dtype == G2Z_FP16 || device->dtype == G2Z_BF16;
   const size_t size = device->kind == G2Z_DEVICE_CUDA && half ? 2 : 4; /* a CPU has fp32 alone */
   const size_t unit = 8 * (size_t)context->world;
@@ -1245,12 +1253,9 @@ static g2z_status g2zx_rank(g2z_services *services, const g2z_bench *o,
   const int trains = o->command == G2Z_BENCH_point;
   g2z_context *context;
   g2z_summary *s;
-  if (trains && (!o->run_dir || !o->train.train_glob))
-    G2Z_REFUSE(services, "bench point needs --run-dir and --train. Experiments start it "
-               "themselves; to measure one configuration, type bench");
-  if (!o->run_dir)
-    G2Z_REFUSE(services, "bench exchange needs --run-dir. To time collectives, type bench comm, "
-               "which starts it");
+  if (!o->run_dir || (trains && !o->train.train_glob))
+    G2Z_REFUSE(services, "bench %s needs --run-dir%s. Experiments start it: type bench%s",
+               trains ? "point" : "exchange", trains ? " and --train" : "", trains ? "" : " comm");
   G2Z_TRY(g2z_context_create(config, &context));
   g2z_status status = g2zx_new_summary(services, o, trains ? "point" : "comm", &s);
   if (status == G2Z_OK)
@@ -1454,9 +1459,8 @@ static void g2zx_fill_watched(const g2zx_observer *seen, const g2z_job_end *end,
   if (seen->output) rewind(seen->output);
   while (seen->output && fgets(line, sizeof line, seen->output)) {
     if (sscanf(line, "@ %lf", &at) == 1) continue;
-    if (sscanf(line, "%d, %31[^,], %lf", &gpu, percent, &mib) != 3 || gpu < 0 ||
-        gpu >= G2ZX_WATCHED)
-      continue;
+    if (sscanf(line, "%d, %31[^,], %lf", &gpu, percent, &mib) != 3) continue;
+    if (gpu < 0 || gpu >= G2ZX_WATCHED) continue;
     if (isnan(before[gpu])) before[gpu] = mib;
     most = fmax(most, (mib - before[gpu]) * 1048576.0);
     if (at < f->began_sec || at > f->ended_sec) continue;
@@ -1636,10 +1640,9 @@ static g2z_status g2zx_finish(g2zx_experiment *e) {
     for (int k = 0; k < e->count; k++) {
       const g2z_train_config *mine = &e->jobs[i].train, *its = &e->jobs[k].train;
       g2z_figures *f = &e->s->points[i].figures;
-      if (e->jobs[k].world != 1 || mine->zero_stage != its->zero_stage ||
-          mine->strategy != its->strategy || mine->dtype != its->dtype ||
-          mine->bucket_mb != its->bucket_mb)
-        continue;
+      if (e->jobs[k].world != 1 || mine->bucket_mb != its->bucket_mb) continue;
+      if (mine->zero_stage != its->zero_stage || mine->dtype != its->dtype) continue;
+      if (mine->strategy != its->strategy) continue;
       f->speedup_vs_1gpu = f->tokens_per_sec / e->s->points[k].figures.tokens_per_sec;
       f->scaling_efficiency = f->speedup_vs_1gpu / e->jobs[i].world;
     }
@@ -1736,20 +1739,22 @@ static g2z_status g2zx_run_rounds(g2zx_experiment *e) {
   const g2z_bench *o = e->o;
   const g2z_train_config *t = &o->train;
   const g2z_path path = g2z_path_in(e->out, "run_%s_1", e->s->experiment);
-  char length[32], word[300]; /* with --tokens the steps differ between points */
-  const char *plural = o->work.repeats == 1 ? "" : "s";
+  char dtypes[64] = "", word[300];
   int there;
-  if (o->tokens) snprintf(length, sizeof length, "%" PRId64 " tokens", o->tokens);
-  else snprintf(length, sizeof length, "%d steps", o->work.steps);
+  for (int i = 0; i < e->count; i++) {
+    const char *dtype = g2z_dtype_text(e->jobs[i].train.dtype);
+    if (e->jobs[i].point.outcome != G2Z_OUTCOME_OK) continue;
+    if (!strstr(dtypes, dtype)) g2zx_add_name(dtypes, sizeof dtypes, dtype);
+    e->all_runs += o->work.repeats;
+  }
   if (e->trains)
-    snprintf(e->s->work, sizeof e->s->work, "layers %d, channels %d, vocabulary %d, T=%d, %.60s, "
-             "%s after a warm-up of %d, %d repeat%s", t->model.layers, t->model.channels,
-             t->model.vocab, t->seq, o->work.dtypes, length, o->work.warmup, o->work.repeats,
-             plural);
-  else
-    snprintf(e->s->work, sizeof e->s->work, "%s, median of %d run%s of 5 rounds each; limit: %s",
-             g2z_dtype_text(t->dtype), o->work.repeats, plural,
-             e->device == G2Z_DEVICE_CUDA ? "a copy to another GPU" : "memcpy");
+    snprintf(e->s->work, sizeof e->s->work, "layers %d, channels %d, vocabulary %d, T=%d, %s, "
+             "%s %" PRId64 ", warm-up %d, repeats %d", t->model.layers, t->model.channels,
+             t->model.vocab, t->seq, dtypes, o->tokens ? "tokens" : "steps",
+             o->tokens ? o->tokens : o->work.steps, o->work.warmup, o->work.repeats);
+  else snprintf(e->s->work, sizeof e->s->work, "%s, repeats %d of 5 rounds each, median; limit: %s",
+                g2z_dtype_text(t->dtype), o->work.repeats,
+                e->device == G2Z_DEVICE_CUDA ? "a copy to another GPU" : "memcpy");
   G2Z_TRY(g2z_make_directory(e->services, e->out));
   G2Z_TRY(g2z_lock_directory(e->services, e->out, &e->lock));
   G2Z_TRY(g2z_is_there(e->services, path.text, &there));
@@ -1758,12 +1763,7 @@ static g2z_status g2zx_run_rounds(g2zx_experiment *e) {
                "--out, or type rm -r %s/run_%s_*", path.text,
                g2z_shell_word(e->out, word, sizeof word), e->s->experiment);
   if (!t->train_glob && e->trains) G2Z_TRY(g2zx_write_tokens(e));
-  for (int i = 0; i < e->count; i++) {
-    const g2z_point *p = &e->jobs[i].point;
-    if (p->outcome == G2Z_OUTCOME_OK) e->all_runs += o->work.repeats;
-    else g2z_log(e->services, G2Z_LOG_INFO, "skipped: %s: %s", p->name, p->reason);
-  }
-  g2z_log(e->services, G2Z_LOG_INFO, "%d runs in %s", e->all_runs, e->out);
+  g2z_log(e->services, G2Z_LOG_INFO, "runs: %d, in %s", e->all_runs, e->out);
   e->began = g2z_seconds();
   for (int repeat = 0; repeat < o->work.repeats; repeat++)
     for (int i = 0; i < e->count; i++)

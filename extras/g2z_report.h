@@ -1842,7 +1842,7 @@ static double g2zp_page_validations(g2z_page *page, const g2z_object *runs, g2zp
   static const int measures[3] = {G2ZP_COLUMN_val_step, G2ZP_COLUMN_val_tokens,
                                   G2ZP_COLUMN_val_time_s};
   double level = NAN, target = NAN, most[3] = {NAN, NAN, NAN};
-  const char *slowest = NULL;        /* the run that needed the most steps, `most` */
+  const char *slowest = NULL;        /* no run needed more steps, `most` */
   size_t validated = 0;
   int by_target = 1;                 /* 0: there is none, or two differ */
   char cell[G2ZP_CELL];
@@ -1871,7 +1871,7 @@ static double g2zp_page_validations(g2z_page *page, const g2z_object *runs, g2zp
   if (slowest)
     g2z_page_text(page, "The table counts steps, tokens and seconds of training until the "
                         "first validation with a loss of at most %s, %s. Relative figures "
-                        "compare with %s, which needed the most steps.", cell,
+                        "compare with %s: no run needed more steps.", cell,
                   by_target ? "the target" : "the highest of the best losses", slowest);
   else if (by_target) g2z_page_text(page, "No run reached the target loss, %s.", cell);
   g2z_page_table(page, slowest ? 10 : 4, headers);

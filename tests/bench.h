@@ -195,8 +195,7 @@ static void test_bench_help(g2z_test *t) {
       {"buckets", "gpus sizes graph repeats out help"},
       {"matrix", "gpus zero dtype batch seq repeats out help"},
       {"strategies", "gpus zero val-steps repeats out help"},
-      {"comm", "gpus sizes repeats device dtype out help"},
-      {"report", "out help"}};
+      {"comm", "gpus sizes repeats device dtype out help"}, {"report", "out help"}};
   for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
     const char *said = test_bench(t, 0, "%s --help", commands[i].command);
     for (const char *flag = commands[i].flags; *flag; flag += strspn(flag, " ")) {
@@ -218,8 +217,10 @@ static void test_bench_refusals(g2z_test *t) {
   /* Each ends with exit code 1 and a line that begins with "bench: " and contains the words. */
   static const char *const cases[][2] = {
       {"scale", "scale is not a sub-command of bench. To list them: ./bench --help"},
-      {"scaling --bathc 4", "unexpected flag --bathc: "},
-      {"scaling x", "unexpected argument"},
+      {"scaling --bathc 4", "unexpected flag --bathc: "}, {"scaling x", "unexpected argument"},
+      {"--batch 2 ops --out=\"a b\" -h", "first: ./bench ops --batch 2 '--out=a b' -h\n"},
+      {"--gpus=1,2 scaling", "bench: the sub-command comes first: ./bench scaling --gpus=1,2\n"},
+      {"--model ops --x", "unexpected flag --x"}, /* a value, not a sub-command */
       {"ops --steps 1", "unexpected flag --steps: ./bench ops --help lists all flags"},
       {"--device cpu --model gpt2 --layers 2 --peer true", "--peer runs an unchanged --model"},
       {"--device cpu --peer true", "--peer needs a --model; add --model gpt2"},
@@ -250,8 +251,7 @@ static void test_bench_refusals(g2z_test *t) {
       {"scaling --device cpu --steps 6 --tokens 99 --out $D/s", "--tokens and --steps both set"},
       {"point", "bench point needs --run-dir and --train"},
       {"exchange", "bench exchange needs --run-dir"},
-      {"report", "name the directories"},
-      {"report /nowhere", "/nowhere"},
+      {"report", "name the directories"}, {"report /nowhere", "/nowhere"},
       {"report $D", "no NAME_report.json and no training_metrics.json"}};
   test_write_file(t, test_path(t, "x.bin"), "no shard\n", 9);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -377,8 +377,12 @@ static void test_bench_others(g2z_test *t) {
   const char *said = test_bench(t, 0, "buckets --device cpu --layers 1 --channels 16 --seq 8 "
                                 "--vocab-size 64 --gpus 2 --sizes 1 --tokens 64 --warmup 0 "
                                 "--repeats 1 --out $D/one");
-  CHECK_HAS(t, said, "fp32, 64 tokens after a warm-up of 0, 1 repeat", "| buckets | ranks |");
+  CHECK_HAS(t, said, "fp32, tokens 64, warm-up 0, repeats 1", "| buckets | ranks |");
   CHECK(t, !strstr(said, "| collectives |"));
+  said = test_bench(t, 0, "matrix %s --gpus 1 --zero 0 --dtype bf16,fp16,fp32 --fp8 logits "
+                    "--repeats 1 --out $D/fp8", test_bench_small);
+  CHECK_HAS(t, said, "T=8, bf16, fp16, steps 3, warm-up 1, repeats 1; ");
+  CHECK(t, test_times(said, "skipped: fp32: ") == 1); /* its type is not in the line above */
 }
 
 static void test_bench_failing(g2z_test *t) {
@@ -455,8 +459,7 @@ static void test_bench_comm(g2z_test *t) {
 
 /* Lines of nvidia-smi as an experiment collects them: GPU 0 takes 100 MiB after the start. */
 static void test_bench_watched(g2z_test *t) {
-  static const char lines[] = "@ 1.0\n0, 10, 200\n1, 30, 300\n"
-                              "@ 2.0\n0, 90, 300\n1, [N/A], 310\n";
+  static const char lines[] = "@ 1.0\n0, 10, 200\n1, 30, 300\n@ 2.0\n0, 90, 300\n1, [N/A], 310\n";
   g2zx_observer seen = {stdin, tmpfile(), 0}; /* no CPU: its peak is the largest rank's */
   g2z_job_end end = {0, 0, 0, 1048576};
   g2z_figures f = g2z_point_default().figures;

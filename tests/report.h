@@ -331,13 +331,13 @@ static void test_report_compared(g2z_test *t) {
     CHECK(t, test_times(page, "class=\"series dash") == 3 * curves && !strstr(page, "nan"));
     CHECK(t, !strstr(page, "--seed 1") && !strstr(page, "--eval")); /* not what differs */
     CHECK(t, !strstr(page, "--run-dir"));
+    if (i == 1) CHECK_HAS(t, page, "compare with ", "/b: no run needed more steps.</p>");
     CHECK(t, test_times(page, "<b>") == 6 * curves && test_times(page, "<h2>Curves") == curves);
     if (i) continue;
     /* The page of one run marks the validation that reached its target. */
     CHECK_OK(t, g2z_report_run(&t->services, test_path(t, "b")));
     page = test_read(t, "b/report.html");
-    CHECK_HAS(t, page, ">target</span>",
-              "<dt>step of the target loss</dt><dd>2</dd>",
+    CHECK_HAS(t, page, ">target</span>", "<dt>step of the target loss</dt><dd>2</dd>",
               "<dt>step of the best validation loss</dt><dd>3</dd>",
               "<dt>stopped early at step</dt><dd>4</dd>");
     /* A text of more than 8 KiB is cut after a whole escape. */
