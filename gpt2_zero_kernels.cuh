@@ -4892,8 +4892,7 @@ static g2z_status g2z__hopper_map(g2z_device *device, CUtensorMap *map, const A 
   cuuint32_t box[4] = {64, 1, 64, 1};
   CUtensorMapDataType type = std::is_same<A, __half>::value ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                                             : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  return g2z__tensor_map(device, map, type, 4, x, sizes, strides, box,
-                         CU_TENSOR_MAP_SWIZZLE_128B);
+  return g2z__tensor_map(device, map, type, 4, x, sizes, strides, box, CU_TENSOR_MAP_SWIZZLE_128B);
 }
 
 static inline int g2z__hopper_items(const g2z__hopper_cut *cut) {
@@ -5979,8 +5978,7 @@ g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *s
 #pragma unroll
       for (int i = 0; i < 3; i++) {
         int column = at.column + i * 64 + g2z__lane() * 2;
-        warp.bias[i] =
-            column < x.M ? __ldg(static_cast<const uint32_t *>(x.bias) + column / 2) : 0;
+        warp.bias[i] = column < x.M ? __ldg(static_cast<const uint32_t *>(x.bias) + column / 2) : 0;
       }
     g2z__named_sync(3 + group, 256);
     g2z__product_sum<E, FINISH, BY>(c, x, shared, ring, warp, other, barriers);
@@ -6098,8 +6096,7 @@ static int g2z__hopper_product_fits(const g2z_device *device, const g2z__lt_key 
                   key->ld_b % 8 == 0 && key->ld_d % 8 == 0;
   int types = (key->type == CUDA_R_16F || key->type == CUDA_R_16BF) && key->type_d == key->type;
   return g2z__cuda_of(device)->hopper && multiples && types && !key->transpose_b &&
-         !key->batched &&
-         g2z__product_kernel_for(key, on && on->c) != NULL;
+         !key->batched && g2z__product_kernel_for(key, on && on->c) != NULL;
 }
 
 /* Maps x[rows,columns] of a cudaDataType_t in boxes of 128-byte rows; `ld` numbers per row. */
@@ -6634,8 +6631,7 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *
       if (fused && device->fp8 && first == 0) { /* once for all chunks */
         const g2z_narrow_weight both = {wte, words, rows.narrow_wte, Vp, C};
         if (narrow) G2Z_TRY((g2z__narrow_launch<A, 1>(device, &both, 1)));
-        else
-          G2Z_TRY(g2z__narrow(device, rows.narrow_wte, x.wte, G2Z__E4M3_W, Vp, C));
+        else G2Z_TRY(g2z__narrow(device, rows.narrow_wte, x.wte, G2Z__E4M3_W, Vp, C));
       }
     if (fused) G2Z_TRY(g2z__head_exponentials(device, &x, &rows, narrow));
     else { /* losses from logits; if dh is wanted, the gradient overwrites the logits */
@@ -7043,8 +7039,7 @@ static g2z_status g2z_cuda_momentum(g2z_device *device, void *u, const g2z_updat
   if (blocks == 0) return G2Z_OK;
   return g2z__launch(device, "g2z_k_momentum", g2z_k_momentum<G>, blocks, 256, 0,
                      (__nv_bfloat16 *)u, (float *)update->m, (const G *)update->sums,
-                     update->ranges + begin, end - begin, update->config->momentum,
-                     update->state);
+                     update->ranges + begin, end - begin, update->config->momentum, update->state);
 }
 
 /* g2z_k_muon: master -= lr (scale O + decay master), params = round(master); does nothing if
@@ -7438,8 +7433,7 @@ static __global__ void g2z_k_meet(uint32_t *const *flags, int lane, int rank, g2
 static g2z_status g2z__nccl_meet(g2z_comm *comm, g2z__post post) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   g2z_k_meet<<<1, (unsigned)comm->world, 0, nccl->stream>>>(
-      (uint32_t *const *)nccl->flags.mapped_there, G2Z__LANE_QUEUE, comm->rank, post, NULL,
-      NULL);
+      (uint32_t *const *)nccl->flags.mapped_there, G2Z__LANE_QUEUE, comm->rank, post, NULL, NULL);
   nccl->pushed = 0;
   return g2z__launched(comm->device, "g2z_k_meet");
 }
@@ -7746,8 +7740,7 @@ static int g2z__nccl_is_post(size_t bytes) { return bytes <= 256 && bytes % 4 ==
  * message is its own meeting. */
 static g2z_status g2z__nccl_collect(g2z_comm *comm, void *to, const void *from, size_t bytes) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
-  const g2z__region *region =
-      comm->gather == G2Z_TRANSPORT_COPY ? g2z__region_of(comm, to) : NULL;
+  const g2z__region *region = comm->gather == G2Z_TRANSPORT_COPY ? g2z__region_of(comm, to) : NULL;
   if (!region) {
     G2Z__NCCL_TRY(comm, ncclAllGather(from, to, bytes, ncclUint8, nccl->comm, nccl->stream));
     return G2Z_OK;
