@@ -6,6 +6,7 @@
 #include "gpt2_zero.h"
 #include "extras/g2z_run.h"
 
+#include <dirent.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -126,26 +127,27 @@ static void on_fault(void *user, const g2z_fault *fault) {
   const g2z_place *place = &p->context.ranks.place;
   /* A file system or a console that hangs must not keep this process alive. The library's threads
    * block the signal. */
-  struct sigaction action;
   sigset_t alarms;
-  memset(&action, 0, sizeof action);
-  action.sa_handler = on_alarm;
-  sigaction(SIGALRM, &action, NULL);
+  signal(SIGALRM, on_alarm);
   sigemptyset(&alarms);
   sigaddset(&alarms, SIGALRM);
   pthread_sigmask(SIG_UNBLOCK, &alarms, NULL);
   alarm(8);
-  char sentence[sizeof fault->sentence]; /* may come from another rank */
+  char sentence[sizeof fault->sentence], word[1200]; /* the sentence may come from another rank */
   memcpy(sentence, fault->sentence, sizeof sentence);
   /* Ranks that train started share a console: rank 0 prints for all of them while it is alive. */
-  if (place->rank == 0 || fault->rank == 0 || strcmp(place->launcher, "ranks") != 0)
-    print_error(place, g2z_tame(sentence));
+  const int first = place->rank == 0 || fault->rank == 0;
+  if (first || strcmp(place->launcher, "ranks") != 0) print_error(place, g2z_tame(sentence));
   const g2z_run_config *run = &p->options.run;
-  char word[1200];
-  if ((run->save_every > 0 || run->save_epochs) && run->run_dir &&
-      (place->rank == 0 || fault->rank == 0))
-    fprintf(stderr, "To continue: the same command with --run-dir %s --resume latest\n",
-            g2z_shell_word(run->run_dir, word, sizeof word));
+  DIR *directory = first && run->run_dir ? opendir(run->run_dir) : NULL;
+  int saved = 0, saves = run->save_every > 0 || run->save_epochs || run->keep_best;
+  for (struct dirent *entry; directory && (entry = readdir(directory)) != NULL;)
+    saved |= strncmp(entry->d_name, "step-", 5) == 0 && !strchr(entry->d_name, '.');
+  if (directory)
+    fprintf(stderr, "%s: the same command with --run-dir %s --resume latest%s\n",
+            saved ? "To continue" : "No checkpoint was saved. To start again",
+            g2z_shell_word(run->run_dir, word, sizeof word),
+            saved || saves ? "" : " --save-every 1000");
   g2z_run_write_fault(&p->options, fault);
   _exit(G2Z_EXIT_LOST);
 }

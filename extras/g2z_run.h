@@ -3153,12 +3153,11 @@ G2Z_API g2z_status g2z_run_write_launch(g2z_services *services, const g2z_run_co
                          g2zr_put_launch, &launch);
 }
 
-/* --nccl-logs: NCCL reads these variables once, at its start. Values that the user has set stay. */
-static g2z_status g2zr_log_nccl(g2z_services *services, const g2z_run_options *o,
-                                const g2z_place *place) {
-  const char *variable = getenv("NCCL_LOGS"), *directory = o->run.run_dir;
-  char path[1200], word[1200], command[1400];
-  if (!o->nccl_logs && !(variable && strcmp(variable, "1") == 0)) return G2Z_OK;
+/* --nccl-logs: NCCL reads these variables once, at its start, and opens its files in a directory
+ * that exists. Values that the user has set stay. */
+static g2z_status g2zr_log_nccl(g2z_services *services, const g2z_run_options *o, int rank) {
+  const char *directory = o->run.run_dir;
+  char path[1200];
   if (!directory)
     G2Z_REFUSE(services, "%s", o->nccl_logs ? "--nccl-logs writes into the run directory: give one"
                : "NCCL_LOGS=1 writes into the run directory: give one, or unset it");
@@ -3166,20 +3165,17 @@ static g2z_status g2zr_log_nccl(g2z_services *services, const g2z_run_options *o
   setenv("NCCL_DEBUG", "INFO", 0);
   snprintf(path, sizeof path, "%s/nccl_rank_%%h_%%p.log", directory); /* NCCL's: host, process */
   setenv("NCCL_DEBUG_FILE", path, 0);
-  if (place->rank != 0) return G2Z_OK;
   snprintf(path, sizeof path, "%s/nccl_topo.xml", directory);
-  setenv("NCCL_TOPO_DUMP_FILE", path, 0);
-  /* If a tool is not installed, its file has the shell's message. */
-  snprintf(command, sizeof command, "cd %s && { nvidia-smi topo -m > topo.txt 2>&1; ibstat > "
-           "ibstat.txt 2>&1; }", g2z_shell_word(directory, word, sizeof word));
-  FILE *pipe = popen(command, "r");
-  if (pipe) pclose(pipe);
+  if (rank == 0) setenv("NCCL_TOPO_DUMP_FILE", path, 0);
   return G2Z_OK;
 }
 
 G2Z_API g2z_status g2z_run_launch(g2z_run_options *o, const g2z_context_config *config,
                                   g2z_context **context, g2z_run **run) {
   const g2z_place *place = &config->ranks.place;
+  const char *variable = getenv("NCCL_LOGS"), *given = o->run.save_weights;
+  const int logs = o->nccl_logs || (variable && strcmp(variable, "1") == 0);
+  char word[1200], command[1400];
   *run = NULL;
   G2Z_TRY(g2z_context_create(config, context));
   g2z_ranks *ranks = (*context)->ranks;
@@ -3187,19 +3183,27 @@ G2Z_API g2z_status g2z_run_launch(g2z_run_options *o, const g2z_context_config *
   if (status == G2Z_OK) {
     /* A training writes its weights unless --save-weights none forbids it: a forgotten flag must
      * not cost hours of training. */
-    const char *given = o->run.save_weights;
     snprintf(o->weights_text, sizeof o->weights_text, "%s/weights", o->run_dir_text);
     if (given && strcmp(given, "none") == 0) o->run.save_weights = NULL;
     else if (!given && o->run.run_dir && o->run.train.train_glob)
       o->run.save_weights = o->weights_text;
     __atomic_store_n(&o->met, ranks, __ATOMIC_RELEASE);
-    status = g2z_ranks_agree(ranks, g2zr_log_nccl(config->services, o, place));
+    if (logs) status = g2zr_log_nccl(config->services, o, place->rank);
+    status = g2z_ranks_agree(ranks, status);
   }
   if (status == G2Z_OK) status = g2z_run_create(*context, &o->run, run);
+  if (status == G2Z_OK && logs && place->rank == 0) {
+    /* If a tool is not installed, its file has the shell's message. */
+    snprintf(command, sizeof command, "cd %s && { nvidia-smi topo -m > topo.txt 2>&1; ibstat > "
+             "ibstat.txt 2>&1; }", g2z_shell_word(o->run.run_dir, word, sizeof word));
+    FILE *pipe = popen(command, "r");
+    if (pipe) pclose(pipe);
+  }
   if (status == G2Z_OK) status = g2z_run_write_launch(config->services, &o->run, place);
   if (status == G2Z_OK) return G2Z_OK;
   g2z_run_free(*run);
   g2z_context_free(*context);
+  if (logs && o->run.run_dir) rmdir(o->run.run_dir); /* made for NCCL; only if it is empty */
   *run = NULL;
   *context = NULL;
   return status;

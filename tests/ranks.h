@@ -1124,18 +1124,30 @@ static void test_ranks_train(g2z_test *t) {
 /* Four ranks of ./train started by hand, without a supervisor. Those in `victims` (one bit each)
  * are killed at the same moment. The others exit and name one of them, also in RUN_FAILED.json. */
 static void test_ranks_train_killed(g2z_test *t) {
-  static const int victims[] = {4, 1, 3, 5, 3, 9};
+  static const struct {
+    int victims;
+    const char *flags, *says;
+  } cases[] = {{4, "--save-every 100000000", "No checkpoint was saved. To start again: the same"},
+               {1, "--save-epochs --keep 1", "\nTo continue: the same command with --run-dir "},
+               {3, "", "run2 --resume latest --save-every 1000\n"},
+               {5, "--resume $(ls -d %s/run1/step-?????? | tail -n 1)", "To start again: the same"},
+               {3, "--save-every 50 --keep 1", "run4 --resume latest\n"},
+               {9, "--keep-best --val-every 50", "run5 --resume latest\n"}};
   TRAIN_OR_SKIP(t);
   for (int turn = 0; turn < 6; turn++) {
     test_ranks ranks;
     const char *run = test_text("run%d", turn);
-    const int dead = victims[turn];
+    const int dead = cases[turn].victims;
     if (turn == 0) /* as if ranks had been killed while they wrote these files */
       test_sh(t, "mkdir run0 && touch run0/flight_rank_7.jsonl.partial "
                  "run0/RUN_FAILED.json.partial");
-    ranks = test_train_open(t, 4, "%s --steps 100000000 --batch 2 --save-every 100000000",
-                            test_digits(t, run));
-    test_wait_for(t, run, 1);
+    char flags[1500];
+    const int used = snprintf(flags, sizeof flags, "%s --steps 100000000 --batch 2 ",
+                              test_digits(t, run));
+    snprintf(flags + used, sizeof flags - (size_t)used, cases[turn].flags, t->directory);
+    ranks = test_train_ranks(t, 4, flags);
+    test_sh(t, "for i in $(seq 3000); do [ $(grep -c '\"loss' %s/metrics.jsonl) -gt 120 ] && exit; "
+               "sleep 0.02; done 2> /dev/null; false", run);
     CHECK(t, !test_there(t, "run0/flight_rank_7.jsonl.partial") &&
                  !test_there(t, "run0/RUN_FAILED.json.partial"));
     rank_sleep(0.2);
@@ -1155,7 +1167,7 @@ static void test_ranks_train_killed(g2z_test *t) {
                  " died: its connection was lost; last heard in phase ");
       CHECK(t, killed || test_there(t, test_text("run%d/flight_rank_%d.jsonl", turn, r)));
       if (!killed) CHECK_HAS(t, ranks.output[r], "train: rank ");
-      if (!killed && (r == 0 || named == 0)) CHECK_HAS(t, ranks.output[r], "--resume latest\n");
+      if (!killed && (r == 0 || named == 0)) CHECK_HAS(t, ranks.output[r], cases[turn].says);
     }
   }
 }

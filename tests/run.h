@@ -627,6 +627,7 @@ static const char *const test_train_bad[][2] = {
     {"--train $SHARD $TINY --batch 640 --sample-tokens 0", "batch 640"},
     {"--train $SHARD $TINY --run-dir $SHARD/run", "shard.bin"},
     {"--train $SHARD $TINY --save-weights $SHARD/weights", "shard.bin"},
+    {"--train $SHARD $TINY --save-weights $SHARD/weights --nccl-logs", "shard.bin"},
     USELESS("prompt", "x", "with --sample-tokens 0"),
     USELESS("prompt", "''", "with --sample-tokens 0"),
     USELESS("sample-every", "1", "with --sample-tokens 0"),
