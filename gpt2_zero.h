@@ -3044,10 +3044,10 @@ G2Z_API g2z_status g2z_json_fail(g2z_json *json, const char *format, ...) {
 }
 
 G2Z__PRIVATE void g2z__json_expected(g2z_json *json, const char *expected) {
-  if (json->at == json->end) g2z_json_fail(json, "expected %s, found the text's end", expected);
-  else if (*json->at > 0x20 && *json->at < 0x7f)
-    g2z_json_fail(json, "expected %s, found '%c'", expected, *json->at);
-  else g2z_json_fail(json, "expected %s, found byte 0x%02x", expected, *json->at);
+  const int c = json->at < json->end ? *json->at : -1;
+  char found[16] = "the text's end";
+  if (c >= 0) snprintf(found, sizeof found, c > 0x20 && c < 0x7f ? "'%c'" : "byte 0x%02x", c);
+  g2z_json_fail(json, "expected %s, found %s: correct it, or copy it again", expected, found);
 }
 
 G2Z_API void g2z_json_open(g2z_json *json, g2z_services *services, const char *label,
@@ -3151,7 +3151,7 @@ G2Z__PRIVATE g2z_json_text g2z__json_quoted(g2z_json *json, const char *expected
     return text;
   }
   json->at = end - c < 2 ? text.at - 1 : c;
-  g2z_json_fail(json, end - c < 2    ? "this string has no closing quote"
+  g2z_json_fail(json, end - c < 2    ? "this string has no closing quote: add it, or copy it again"
                       : *c != '\\'   ? "a control character in a string: escape it"
                       : c[1] == 'u'  ? "\\u needs four hexadecimal digits"
                                      : "no such escape in JSON");
@@ -8719,14 +8719,14 @@ G2Z__PRIVATE g2z_status g2z__config_parse(g2z_services *services, const char *pa
       char hash[17] = "";
       if (digits.bytes == 16) memcpy(hash, digits.at, 16);
       if (strspn(hash, "0123456789abcdef") != 16)
-        g2z_json_fail(&json, "vocab_hash is not 16 hexadecimal digits");
+        g2z_json_fail(&json, "vocab_hash is not 16 hexadecimal digits: remove it");
       else model->vocab_hash = strtoull(hash, NULL, 16);
     } else if (g2z_json_is(&key, "n_inner") && g2z_json_peek(&json) != 'n')
       inner = g2z__config_parse_size(&json, "n_inner");
     else if (g2z_json_is(&key, "layer_norm_epsilon")) {
       const double eps = g2z_json_number(&json);
       if (!(fabs(eps - 1e-5) < 1e-12))
-        g2z_json_fail(&json, "layer_norm_epsilon is %g, but this kit computes GPT-2's 1e-05", eps);
+        g2z_json_fail(&json, "layer_norm_epsilon is %g, not 1e-05: take a GPT-2 as published", eps);
     } else g2z_json_skip(&json);
   }
   G2Z_TRY(g2z_json_close(&json));
@@ -8735,8 +8735,8 @@ G2Z__PRIVATE g2z_status g2z__config_parse(g2z_services *services, const char *pa
       return g2z_fail(services, G2Z_FORMAT, "%s has no %s, or 0, so it is no config of a GPT-2: "
                       "copy the model's config.json there", path, g2z__config_sizes[i].name);
   if (inner && inner != 4 * (int64_t)model->channels)
-    return g2z_fail(services, G2Z_UNSUPPORTED, "%s: n_inner=%d, but this kit computes 4 * n_embd = "
-                    "%" PRId64, path, inner, 4 * (int64_t)model->channels);
+    return g2z_fail(services, G2Z_UNSUPPORTED, "%s: n_inner=%d is not 4 * n_embd = %" PRId64 ": "
+                    "take a GPT-2 as published", path, inner, 4 * (int64_t)model->channels);
   return g2z__model_config_check(services, model);
 }
 
@@ -9796,14 +9796,16 @@ G2Z__PRIVATE g2z_status g2z__trainer_report(g2z_trainer *t, int64_t loss_step, g
   report->data_ms = t->data_s[slot] * 1e3;
   report->exposed_comm_ms = t->comm->ops->waited_ms(t->comm, slot);
   if (state->skipped_at_minimum < G2Z__SKIPS_AT_MINIMUM) return G2Z_OK;
+  char rest[128] = "start from other weights, or take dtype=fp32"; /* lr had no effect yet */
+  if (state->applied)
+    snprintf(rest, sizeof rest, "lower lr=%g, raise warmup=%" PRId64 ", or go back to an earlier "
+             "checkpoint", (double)t->config.optimizer.lr, t->config.optimizer.warmup);
   return g2z_fail(t->services, G2Z_DIVERGED,
                   "%d steps in a row up to step %" PRId64 " had gradients that are not finite at "
-                  "loss scale %g: %s%slower lr=%g, raise warmup=%" PRId64 ", or go back to an "
-                  "earlier checkpoint", (int)state->skipped_at_minimum, loss_step,
+                  "loss scale %g: %s%s%s", (int)state->skipped_at_minimum, loss_step,
                   (double)state->used_loss_scale, state->used_loss_scale > 1
                   ? "lower --loss-scale, which is fixed, or remove it; " : "",
-                  t->plan->wire_dtype == G2Z_FP16 ? "give --grad-dtype fp32; " : "",
-                  (double)t->config.optimizer.lr, t->config.optimizer.warmup);
+                  t->plan->wire_dtype == G2Z_FP16 ? "give --grad-dtype fp32; " : "", rest);
 }
 
 G2Z_API void g2z_trainer_fail(g2z_trainer *t, g2z_status status) {

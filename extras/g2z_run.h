@@ -2226,15 +2226,19 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_eve
   sum->smooth_s = 0.95 * sum->smooth_s + 0.05 * step_s;
   sum->smooth_weight = 0.95 * sum->smooth_weight + 0.05;
   const int64_t steps = run->steps - run->resumed;
+  const char *remedy = /* before the first applied step the learning rate has no effect */
+      report->applied ? "Lower --lr or --loss-scale, or resume an earlier checkpoint"
+      : !(m->loss_scale > 1) ? "Start from other weights, or give --dtype fp32"
+      : run->config.train.optimizer.loss_scale_dynamic ? "Give more --steps: each lowers the scale"
+                                                       : "Lower --loss-scale, or remove it";
   if (m->step == run->steps && !run->applied) /* ends the run after this step is reported */
     g2zr_note_failure(run, &run->ending, m->grad_norm == 0 && isnan(m->loss)
         ? g2z_fail(run->services, G2Z_BAD_ARGUMENT, "no step of %" PRId64 " was applied, since "
                    "masks exclude all tokens of the last one: the model has not changed. Train for "
                    "more --steps, or raise --batch", steps)
         : g2z_fail(run->services, G2Z_DIVERGED, "no step of %" PRId64 " was applied, since no "
-                   "gradients were finite: the model has not changed. Lower --lr (%g) or "
-                   "--loss-scale (%g)", steps, (double)run->config.train.optimizer.lr,
-                   m->loss_scale));
+                   "gradients were finite at loss scale %g: the model has not changed. %s", steps,
+                   m->loss_scale, remedy));
 #define X(type, name, meaning) #name,
   static const char *const names[] = {G2Z_METRIC_LIST(X)};
 #undef X

@@ -407,22 +407,23 @@ static void test_weights_configs(g2z_test *t) {
       "{" SIZES ",\"activation_function\":\"gelu_pytorch_tanh\",\"layer_norm_epsilon\":0.00001}"};
   static const struct { const char *text; g2z_status status; const char *sentence; } bad[] = {
       {"", G2Z_FORMAT, "config.json, column 1: expected an object"},
+      {"{", G2Z_FORMAT, "found the text's end: correct it, or copy it again"},
       {"{}", G2Z_FORMAT, "has no n_layer, or 0, so it is no config of a GPT-2: copy the "},
       {"{" SIZES ",\"n_head\":0}", G2Z_FORMAT, "has no n_head, or 0"},
       {"{" SIZES ",\"n_head\":-1}", G2Z_FORMAT, "n_head=-1 must be between 0 and 2147483647"},
       {"{" SIZES ",\"vocab_size\":2147483648}", G2Z_FORMAT, "vocab_size=2147483648 must be"},
       {"{" SIZES ",\"n_embd\":\"768\"}", G2Z_FORMAT, "expected an integer, found '\"'"},
       {"{" SIZES ",\"n_embd\":7.5}", G2Z_FORMAT, "7.5 is not an integer"},
-      {"{" SIZES ",\"n_inner\":768}", G2Z_UNSUPPORTED, "n_inner=768, but this kit computes 4 * n"},
+      {"{" SIZES ",\"n_inner\":768}", G2Z_UNSUPPORTED, "= 3072: take a GPT-2 as publish"},
       {"{" SIZES ",\"n_head\":5}", G2Z_BAD_ARGUMENT, "heads=5"},
       {"{" SIZES ",\"model_type\":\"llama\"}", G2Z_FORMAT, "model_type is \"llama\", but"},
       {"{" SIZES ",\"activation_function\":\"relu\"}", G2Z_FORMAT, "_function is \"relu\""},
-      {"{" SIZES ",\"layer_norm_epsilon\":1e-6}", G2Z_FORMAT, "layer_norm_epsilon is 1e-06"},
+      {"{" SIZES ",\"layer_norm_epsilon\":1e-6}", G2Z_FORMAT, "is 1e-06, not 1e-05: take a"},
       {"{" SIZES ",\"scale_attn_weights\":false}", G2Z_FORMAT, "scale_attn_weights is false"},
       {"{" SIZES ",\"scale_attn_by_inverse_layer_idx\":true}", G2Z_FORMAT, "_layer_idx is true"},
       {"{" SIZES ",\"reorder_and_upcast_attn\":true}", G2Z_FORMAT, "upcast_attn is true"},
       {"{" SIZES ",\"add_cross_attention\":true}", G2Z_FORMAT, "add_cross_attention is true"},
-      {"{" SIZES ",\"vocab_hash\":\"0123456789abcde\"}", G2Z_FORMAT, "not 16 hexadecimal digits"},
+      {"{" SIZES ",\"vocab_hash\":\"0123456789abcde\"}", G2Z_FORMAT, "hexadecimal digits: remove it"},
       {"{" SIZES ",\"tie_word_embeddings\":false}", G2Z_FORMAT, "tie_word_embeddings is false"}};
   for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
     test_write_file(t, test_path(t, "config.json"), good[i], strlen(good[i]));
