@@ -550,8 +550,10 @@ static g2z_status run_command(g2z_services *services, const g2z_bench *o,
   if (o->argc < 2)
     G2Z_REFUSE(services, "name the run directories: bench profile RUN_DIR...");
   for (int i = 1; i < o->argc; i++) {
+    const g2z_path path = g2z_path_in(o->argv[i], "profiles/profile_summary.json");
+    char word[sizeof path.text + 32];
     TRY(g2z_profile_run(services, o->argv[i]));
-    printf("%s/profiles/profile_summary.json\n", o->argv[i]);
+    printf("To see what took most time: cat %s\n", g2z_shell_word(path.text, word, sizeof word));
   }
   return G2Z_OK;
 }

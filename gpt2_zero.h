@@ -4253,6 +4253,8 @@ G2Z_API g2z_status g2z_plan_create(g2z_services *services, const g2z_train_confi
   G2Z_TRY(g2z__train_config_check(services, config));
   G2Z_TRY(g2z_check_range(services, "world", world, 1, 1 << 16));
   G2Z_TRY(g2z_check_range(services, "rank", rank, 0, world - 1));
+  if (config->graph == 1 && device == G2Z_DEVICE_CPU)
+    return g2z_fail(services, G2Z_UNSUPPORTED, "graph=1 needs a GPU: leave it off on a CPU");
   G2Z_TRY(G2Z_NEW(services, 1, &plan));
   plan->services = services;
   plan->rank = plan->slice = rank;
@@ -9460,11 +9462,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_take(void *user, size_t canonical, size_t c
 
 /* ----- opening: ranks agree after each phase ------------------------------ */
 
-/* Some settings need a GPU, or one that is new enough. */
+/* Some settings need a GPU that is new enough. */
 G2Z__PRIVATE g2z_status g2z__device_suits(g2z_services *services, const g2z_train_config *config,
                                           const g2z_device *device) {
-  if (config->graph == 1 && device->kind == G2Z_DEVICE_CPU)
-    return g2z_fail(services, G2Z_UNSUPPORTED, "graph=1 needs a GPU: leave it off on a CPU");
   if (config->fp8 && !device->info.fp8)
     return g2z_fail(services, G2Z_UNSUPPORTED,
                     "fp8=%s needs Hopper (H100, H200) and a program that was compiled for sm_90a; "
@@ -9796,16 +9796,14 @@ G2Z__PRIVATE g2z_status g2z__trainer_report(g2z_trainer *t, int64_t loss_step, g
   report->data_ms = t->data_s[slot] * 1e3;
   report->exposed_comm_ms = t->comm->ops->waited_ms(t->comm, slot);
   if (state->skipped_at_minimum < G2Z__SKIPS_AT_MINIMUM) return G2Z_OK;
-  char rest[128] = "start from other weights, or take dtype=fp32"; /* lr had no effect yet */
-  if (state->applied)
-    snprintf(rest, sizeof rest, "lower lr=%g, raise warmup=%" PRId64 ", or go back to an earlier "
-             "checkpoint", (double)t->config.optimizer.lr, t->config.optimizer.warmup);
   return g2z_fail(t->services, G2Z_DIVERGED,
                   "%d steps in a row up to step %" PRId64 " had gradients that are not finite at "
                   "loss scale %g: %s%s%s", (int)state->skipped_at_minimum, loss_step,
                   (double)state->used_loss_scale, state->used_loss_scale > 1
                   ? "lower --loss-scale, which is fixed, or remove it; " : "",
-                  t->plan->wire_dtype == G2Z_FP16 ? "give --grad-dtype fp32; " : "", rest);
+                  t->plan->wire_dtype == G2Z_FP16 ? "give --grad-dtype fp32; " : "", state->applied
+                  ? "lower the learning rate, raise warmup, or go back to an earlier checkpoint"
+                  : "start from other weights, or take dtype=fp32"); /* lr had no effect yet */
 }
 
 G2Z_API void g2z_trainer_fail(g2z_trainer *t, g2z_status status) {

@@ -1311,6 +1311,11 @@ static g2z_status g2zx_check_job(const g2zx_experiment *e, int stage, g2zx_job *
   if (e->device == G2Z_DEVICE_CUDA && j->world > gpus)
     return g2z_fail(services, G2Z_UNSUPPORTED, "%d GPUs are needed, and this process finds %d",
                     j->world, gpus);
+  if (e->device == G2Z_DEVICE_CPU) { /* it lacks a type */
+    g2z_device *device;
+    G2Z_TRY(g2z_device_create(services, e->device, train->dtype, train->dtype, &device));
+    g2z_device_free(device);
+  }
   if (!e->trains) return G2Z_OK;
   if (global && global % j->world)
     return g2z_fail(services, G2Z_UNSUPPORTED, "%d sequences cannot be divided among %d ranks",

@@ -1380,6 +1380,10 @@ static g2z_status g2zr_check(g2z_run *run) {
   if (optimizer->min_lr < 0) optimizer->min_lr = 0.1f * optimizer->lr;
   if (!config->train.train_glob && !config->val_glob)
     G2Z_REFUSE(run->services, "there is nothing to do: give --train GLOB or --val GLOB");
+  if (config->profile && (!config->run_dir || config->train.graph == 1))
+    G2Z_REFUSE(run->services, "profile needs %s", config->run_dir ? "--graph off: it cannot time "
+               "the parts of a graph" : "a run_dir for its files: give --run-dir DIR");
+  if (config->profile) config->train.graph = 0;
   g2z_train_config probe = config->train; /* warmup needs the number of steps, not known yet */
   if (probe.optimizer.warmup < 0) probe.optimizer.warmup = 0;
   if (config->epochs > 0) probe.optimizer.steps = 1;
@@ -1394,10 +1398,6 @@ static g2z_status g2zr_check(g2z_run *run) {
                                                                                 : NULL;
   if (needs && !config->run_dir)
     G2Z_REFUSE(run->services, "%s needs a run_dir for the checkpoints: give --run-dir DIR", needs);
-  if (config->profile && (!config->run_dir || config->train.graph == 1))
-    G2Z_REFUSE(run->services, "profile needs %s", config->run_dir ? "--graph off: it cannot time "
-               "the parts of a graph" : "a run_dir for its files: give --run-dir DIR");
-  if (config->profile) config->train.graph = 0;
   if (config->keep_best && !config->save_every && !config->save_epochs && !config->keep)
     config->keep = 1;
   G2Z_TRY(g2zr_check_length(run->services, "run_dir", config->run_dir, 1024));
@@ -3037,9 +3037,13 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
     G2Z_REFUSE(services, "--global-batch %d must be a multiple of batch x ranks = %" PRId64,
                o->global_batch, together);
   train->accum = o->global_batch ? (int)(o->global_batch / together) : o->accum ? o->accum : 1;
-  if (train->fp8 && context->device == G2Z_DEVICE_CUDA &&
-      (int64_t)train->batch * train->seq < G2ZR_FP8_TOKENS) {
-    if (ranks->place.rank == 0)
+  const int unused = !train->train_glob && !o->dry_run;
+  if (train->fp8 && (unused || (context->device == G2Z_DEVICE_CUDA &&
+                                (int64_t)train->batch * train->seq < G2ZR_FP8_TOKENS))) {
+    if (ranks->place.rank == 0 && unused)
+      g2z_log(services, G2Z_LOG_INFO, "--fp8 %s is not used: 8 bits are for training only",
+              g2zr_fp8[train->fp8]);
+    else if (ranks->place.rank == 0)
       g2z_log(services, G2Z_LOG_INFO, "--fp8 %s is not used: for a micro-step of %d x %d tokens 16 "
               "bits are faster; 8 bits are faster from %d tokens on", g2zr_fp8[train->fp8],
               train->batch, train->seq, G2ZR_FP8_TOKENS);
@@ -3081,6 +3085,11 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
     snprintf(o->run_dir_text + end, 16, "-%d", i);
   if (o->run_dir) snprintf(o->run_dir_text, sizeof o->run_dir_text, "%s", o->run_dir);
   o->run.run_dir = strcmp(o->run_dir_text, "none") == 0 ? NULL : o->run_dir_text;
+  const char *logs = getenv("NCCL_LOGS");
+  o->nccl_logs |= logs && strcmp(logs, "1") == 0;
+  if (o->nccl_logs && !o->run.run_dir && (train->train_glob || o->run.val_glob))
+    G2Z_REFUSE(services, "--nccl-logs or NCCL_LOGS=1 writes into the run directory: give one, or "
+               "remove it");
   return G2Z_OK;
 }
 
@@ -3157,29 +3166,11 @@ G2Z_API g2z_status g2z_run_write_launch(g2z_services *services, const g2z_run_co
                          g2zr_put_launch, &launch);
 }
 
-/* --nccl-logs: NCCL reads these variables once, at its start, and opens its files in a directory
- * that exists. Values that the user has set stay. */
-static g2z_status g2zr_log_nccl(g2z_services *services, const g2z_run_options *o, int rank) {
-  const char *directory = o->run.run_dir;
-  char path[1200];
-  if (!directory)
-    G2Z_REFUSE(services, "%s", o->nccl_logs ? "--nccl-logs writes into the run directory: give one"
-               : "NCCL_LOGS=1 writes into the run directory: give one, or unset it");
-  G2Z_TRY(g2z_make_directory(services, directory));
-  setenv("NCCL_DEBUG", "INFO", 0);
-  snprintf(path, sizeof path, "%s/nccl_rank_%%h_%%p.log", directory); /* NCCL's: host, process */
-  setenv("NCCL_DEBUG_FILE", path, 0);
-  snprintf(path, sizeof path, "%s/nccl_topo.xml", directory);
-  if (rank == 0) setenv("NCCL_TOPO_DUMP_FILE", path, 0);
-  return G2Z_OK;
-}
-
 G2Z_API g2z_status g2z_run_launch(g2z_run_options *o, const g2z_context_config *config,
                                   g2z_context **context, g2z_run **run) {
   const g2z_place *place = &config->ranks.place;
-  const char *variable = getenv("NCCL_LOGS"), *given = o->run.save_weights;
-  const int logs = o->nccl_logs || (variable && strcmp(variable, "1") == 0);
-  char word[1200], command[1400];
+  const char *run_dir = o->run.run_dir, *given = o->run.save_weights;
+  char word[1200], text[1400];
   *run = NULL;
   G2Z_TRY(g2z_context_create(config, context));
   g2z_ranks *ranks = (*context)->ranks;
@@ -3189,27 +3180,38 @@ G2Z_API g2z_status g2z_run_launch(g2z_run_options *o, const g2z_context_config *
      * not cost hours of training. */
     snprintf(o->weights_text, sizeof o->weights_text, "%s/weights", o->run_dir_text);
     if (given && strcmp(given, "none") == 0) o->run.save_weights = NULL;
-    else if (!given && o->run.run_dir && o->run.train.train_glob)
-      o->run.save_weights = o->weights_text;
+    else if (!given && run_dir && o->run.train.train_glob) o->run.save_weights = o->weights_text;
     __atomic_store_n(&o->met, ranks, __ATOMIC_RELEASE);
-    if (logs) status = g2zr_log_nccl(config->services, o, place->rank);
+    if (o->nccl_logs) {
+      /* NCCL reads these variables once, at its start, and opens its files in a directory that
+       * exists. Values that the user has set stay. */
+      status = g2z_make_directory(config->services, run_dir);
+      setenv("NCCL_DEBUG", "INFO", 0);
+      snprintf(text, sizeof text, "%s/nccl_rank_%%h_%%p.log", run_dir); /* NCCL's: host, process */
+      setenv("NCCL_DEBUG_FILE", text, 0);
+      snprintf(text, sizeof text, "%s/nccl_topo.xml", run_dir);
+      if (place->rank == 0) setenv("NCCL_TOPO_DUMP_FILE", text, 0);
+    }
     status = g2z_ranks_agree(ranks, status);
   }
   if (status == G2Z_OK) status = g2z_run_create(*context, &o->run, run);
-  if (status == G2Z_OK && logs && place->rank == 0) {
+  if (status == G2Z_OK && place->rank == 0 && (*run)->resumed < (*run)->steps &&
+      !(g2zr_possible(*run) & (G2ZR_DUE_SAVE | G2ZR_DUE_WEIGHTS)))
+    g2z_log(config->services, G2Z_LOG_WARNING, "nothing keeps the trained model: to keep it, add "
+            "--save-weights DIR%s", run_dir ? " or --save-every 1000" : "");
+  if (status == G2Z_OK && o->nccl_logs && place->rank == 0) {
     /* If a tool is not installed, its file has the shell's message. */
-    snprintf(command, sizeof command, "cd %s && { nvidia-smi topo -m > topo.txt 2>&1; ibstat > "
-             "ibstat.txt 2>&1; }", g2z_shell_word(o->run.run_dir, word, sizeof word));
-    FILE *pipe = popen(command, "r");
+    snprintf(text, sizeof text, "cd %s && { nvidia-smi topo -m > topo.txt 2>&1; ibstat > "
+             "ibstat.txt 2>&1; }", g2z_shell_word(run_dir, word, sizeof word));
+    FILE *pipe = popen(text, "r");
     if (pipe) pclose(pipe);
   }
   if (status == G2Z_OK) status = g2z_run_write_launch(config->services, &o->run, place);
   if (status == G2Z_OK) return G2Z_OK;
   g2z_run_free(*run);
   g2z_context_free(*context);
-  if (logs && o->run.run_dir) rmdir(o->run.run_dir); /* made for NCCL; only if it is empty */
-  *run = NULL;
-  *context = NULL;
+  if (o->nccl_logs) rmdir(run_dir); /* made for NCCL; only if it is empty */
+  *run = NULL, *context = NULL;
   return status;
 }
 

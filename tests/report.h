@@ -687,6 +687,11 @@ static void test_run_profile(g2z_test *t) {
     CHECK(t, unlink(test_path(t, earlier[i])) == 0);
   CHECK_OK(t, g2z_profile_run(&t->services, s.run_dir));
   CHECK(t, test_there(t, "run/profiles/profile_summary.json"));
+  /* bench profile ends with a command that shows the summary. */
+  if (access(test_bench_program(), X_OK) != 0) return;
+  test_sh(t, "mv run 'a b'");
+  CHECK(t, system(test_text("'%s' profile '%s' | sed 's/.*time: //' | sh | grep -q nvtx_top5",
+                            test_bench_program(), test_at(t, "a b"))) == 0);
 }
 
 static void test_profile_script(g2z_test *t) {

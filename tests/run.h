@@ -724,7 +724,9 @@ static void test_train_run(g2z_test *t) {
       {"--model gpt2", 1, "--model means layers=12, but the weights in "},
       {"--model gpt2 --layers 1 --channels 32 --heads 4 --context 16", 0, "1"},
       {"--layers 1 --channels 32 --heads 4 --context 16", 0, "1"},
-      {"--channels 32 --vocab-size 257", 0, "1"}};
+      {"--channels 32 --vocab-size 257", 0, "1"},
+      {"--fp8 all", 0, "--fp8 all is not used: 8 bits are for training only\n1"},
+      {"--fp8 all --dtype fp16 --batch 1 --val $VAL", 0, "| val loss "}};
   CHECK_HAS(t, test_trains(t, 0, "--dry-run --device cpu --layers 2 --channels 64 --seq 32 "
                            "--batch 2"), "2 layers", "largest");
   CHECK(t, access("runs/run_dry", F_OK) != 0);
@@ -757,10 +759,12 @@ static void test_train_run(g2z_test *t) {
                        test_at(t, "weights"), test_at(t, "x_val_0.bin"));
   unsetenv("NCCL_LOGS");
   CHECK_HAS(t, output, "NCCL_LOGS=1 writes into the run directory");
-  for (int i = 0; i < 6; i++)
+  setenv("VAL", test_at(t, "x_val_0.bin"), 1);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
     CHECK_HAS(t, test_trains(t, cases[i].code, "--init-from %s --prompt 1 --sample-tokens 1 "
                              "--run-dir none --device cpu %s", test_at(t, "weights"),
                              cases[i].flags), cases[i].says);
+  unsetenv("VAL");
 }
 
 /* Sets with weights: a run that stops in the middle ends like one that does not; any number of ranks
@@ -1972,6 +1976,14 @@ static void test_train_hints(g2z_test *t) {
   CHECK_HAS(t, output, "step 16/16 | loss ");
   TRAIN(0, "--steps 17 --resume latest --save-weights none"); /* saves: the run has checkpoints */
   CHECK_HAS(t, said, "resumed after step 16", "checkpoint_path=", "/step-000017 world_size=1 ");
+  CHECK(t, !strstr(said, "nothing keeps"));
+  test_sh(t, "rm -r \"$RUN\"");
+  for (int i = 0; i < 2; i++) { /* a run that keeps nothing says so before its first step */
+    TRAIN(0, i ? "--steps 2 --run-dir none" : "--steps 2 --save-weights none");
+    char *warned = strstr(said, i ? "warning: nothing keeps the trained model: to keep it, add "
+                          "--save-weights DIR\n" : " add --save-weights DIR or --save-every 1000\n");
+    CHECK(t, warned && strstr(warned, "\nstep 2/2"));
+  }
   test_sh(t, "rm -r \"$RUN\"");
 
   TRAIN(0, "--steps 2 --warmup 5 --lr 0.01");
