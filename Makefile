@@ -251,8 +251,8 @@ check-cuda: ## no warning from nvcc, for each architecture; Hopper's kernels kee
 	@./build/check/linked && echo 'ok    a C program linked with what nvcc compiled'
 
 # Most lines that one file or several files may have: a change that adds lines also removes some.
-BUDGETS := gpt2_zero.h=11337 gpt2_zero_kernels.cuh=8200 train.cu=352 bench.cu=600 prepare_data.c=1400 \
-           extras/g2z_experiment.h=1865 extras/g2z_report.h=1994 extras/g2z_run.h=3280 \
+BUDGETS := gpt2_zero.h=11351 gpt2_zero_kernels.cuh=8200 train.cu=352 bench.cu=600 prepare_data.c=1400 \
+           extras/g2z_experiment.h=1865 extras/g2z_report.h=1959 extras/g2z_run.h=3224 \
            extras/g2z_text.h=1923 extras/g2z_program.h=910 extras/g2z_eval.h=670 test_gpt2.cu,tests/*=18859 \
            README.md=160
 # The top level holds only these, dotfiles, and the folders in README's table.

@@ -311,6 +311,12 @@ G2Z_API g2z_status g2z_make_directory(g2z_services *services, const char *path);
 /* *there: 1 if anything has this name, even a broken link. The call fails if this is not known:
  * after a wrong "no" the caller would start again and overwrite files that it cannot see. */
 G2Z_API g2z_status g2z_is_there(g2z_services *services, const char *path, int *there);
+/* "DIRECTORY/name" with a formatted name. It is "", which cannot be opened, if the directory is ""
+ * or NULL. The room exceeds the system's longest path: a path that is cut off cannot be opened. */
+typedef struct g2z_path {
+  char text[4160];
+} g2z_path;
+G2Z_API g2z_path g2z_path_in(const char *directory, const char *format, ...) G2Z_PRINTF(2, 3);
 
 /* ===== >>d03 random numbers ==============================================
  * Counter-based: a number is a pure function of (seed, stream, counter). So nothing has to be
@@ -424,6 +430,10 @@ G2Z_API void g2z_json_put_string(g2z_json_out *out, const char *key, const char 
 G2Z_API void g2z_json_put_integer(g2z_json_out *out, const char *key, int64_t value);
 G2Z_API void g2z_json_put_number(g2z_json_out *out, const char *key, double value); /* %.9g */
 G2Z_API void g2z_json_put_bool(g2z_json_out *out, const char *key, int value);
+/* Writes a JSON file: one object, whose members `put` writes. */
+typedef void (*g2z_note)(void *user, g2z_json_out *out);
+G2Z_API g2z_status g2z_json_write(g2z_services *services, const char *path, g2z_note put,
+                                  void *user);
 
 /* ===== >>d05 config ======================================================
  * Start from a _default() and change what you need: 0 is a legal warm-up, weight decay and seed. */
@@ -1849,8 +1859,7 @@ G2Z_API g2z_status g2z_trainer_save(g2z_trainer *trainer, const char *directory)
 /* The same with additions of the program. Before the directory gets its name, rank 0 calls `note`
  * and `files`; both may be NULL. `note` puts members into the object in DIRECTORY/note.json, and
  * `files` writes other files into the directory that it is given. If the save fails, these files
- * stay. */
-typedef void (*g2z_note)(void *user, g2z_json_out *out);
+ * stay, except a tokenizer's. */
 typedef g2z_status (*g2z_files)(void *user, const char *directory);
 G2Z_API g2z_status g2z_trainer_save_with(g2z_trainer *trainer, const char *directory,
                                          g2z_note note, g2z_files files, void *user);
@@ -1871,8 +1880,8 @@ typedef struct g2z_checkpoint {
  * cannot continue with this loader. Without a loader (NULL) `next` stays zero. */
 G2Z_API g2z_status g2z_checkpoint_read(g2z_services *services, const char *directory,
                                        const g2z_loader *loader, g2z_checkpoint *out);
-/* Removes a checkpoint, whole or not. It removes no other files, and follows no links. 0: the
- * directory still exists, and errno has the reason. */
+/* Removes a checkpoint, whole or not, and its tokenizer. It removes no other files, and follows no
+ * links. 0: the directory still exists, and errno has the reason. */
 G2Z_API int g2z_checkpoint_remove(const char *directory);
 /* CRC-32C of `count` bytes. `sum` is the checksum of the bytes before them; 0 if there are none. */
 G2Z_API uint32_t g2z_crc32c(uint32_t sum, const void *bytes, size_t count);
@@ -2630,13 +2639,15 @@ G2Z_API g2z_status g2z_fail_file(g2z_services *services, int error, const char *
                   strerror(error), remedy);
 }
 
-/* "DIRECTORY/name"; "" if the directory is "", which is not the root. A path that is too long for
- * the system stays too long, so it opens nothing. */
-typedef struct g2z__file_path { char text[PATH_MAX + 8]; } g2z__file_path;
-G2Z__PRIVATE g2z__file_path g2z__join(const char *directory, const char *name) {
-  g2z__file_path path;
+G2Z_API g2z_path g2z_path_in(const char *directory, const char *format, ...) {
+  g2z_path path;
+  va_list arguments;
   path.text[0] = 0;
-  if (*directory) snprintf(path.text, sizeof path.text, "%s/%s", directory, name);
+  if (!directory || !*directory) return path;
+  int used = snprintf(path.text, sizeof path.text, "%.4096s/", directory);
+  va_start(arguments, format);
+  vsnprintf(path.text + used, sizeof path.text - (size_t)used, format, arguments);
+  va_end(arguments);
   return path;
 }
 
@@ -2959,7 +2970,7 @@ G2Z_API g2z_status g2z_is_there(g2z_services *services, const char *path, int *t
 /* Reads the beginning of such a file; empty if it cannot be read. */
 G2Z__PRIVATE void g2z__kernel_text(const char *directory, const char *name,
                                    char text[G2Z__KERNEL_TEXT]) {
-  g2z__file_path path;
+  g2z_path path;
   snprintf(path.text, sizeof path.text, "%.4000s/%.99s", directory, name);
   FILE *file = fopen(path.text, "re");
   const size_t used = file ? fread(text, 1, G2Z__KERNEL_TEXT - 1, file) : 0;
@@ -3436,6 +3447,20 @@ G2Z_API void g2z_json_put_number(g2z_json_out *out, const char *key, double valu
 
 G2Z_API void g2z_json_put_bool(g2z_json_out *out, const char *key, int value) {
   g2z__json_put(out, key, value ? "true" : "false");
+}
+
+G2Z_API g2z_status g2z_json_write(g2z_services *services, const char *path, g2z_note put,
+                                  void *user) {
+  g2z_writer *writer;
+  G2Z_TRY(g2z_writer_create(services, path, &writer));
+  g2z_json_out out = {writer, 2, 0, 0};
+  g2z_json_begin(&out, NULL, '{');
+  put(user, &out);
+  g2z_json_end(&out, '}');
+  g2z_writer_put(writer, "\n", 1);
+  g2z_status status = g2z_writer_commit(writer);
+  g2z_writer_free(writer);
+  return status;
 }
 
 /* ===== >>i05 config ======================================================
@@ -4408,8 +4433,8 @@ typedef struct g2z__mask {         /* the header of a mask; its bits follow */
 static_assert(sizeof(g2z__mask) == 24, "the layout of masks");
 
 /* The path NAME.mask of shard NAME.bin. */
-G2Z__PRIVATE g2z__file_path g2z__mask_of(const char *shard) {
-  g2z__file_path path;
+G2Z__PRIVATE g2z_path g2z__mask_of(const char *shard) {
+  g2z_path path;
   size_t length = strlen(shard);
   if (length > 4 && strcmp(shard + length - 4, ".bin") == 0) length -= 4;
   snprintf(path.text, sizeof path.text, "%.*s.mask", (int)length, shard);
@@ -4509,7 +4534,7 @@ G2Z_API g2z_status g2z_shard_writer_commit(g2z_shard_writer *writer) {
   G2Z_TRY(g2z_shard_writer_finish(writer, 0));
   if (writer->mask) G2Z_TRY(g2z_writer_commit(writer->mask));
   G2Z_TRY(g2z_writer_commit(writer->file));
-  const g2z__file_path old = g2z__mask_of(writer->file->path);
+  const g2z_path old = g2z__mask_of(writer->file->path);
   if (!writer->mask && unlink(old.text) != 0 && errno != ENOENT)
     return g2z_fail_file(writer->services, errno, "remove the mask of an earlier shard", old.text);
   return G2Z_OK;
@@ -4606,7 +4631,7 @@ G2Z__PRIVATE g2z_status g2z__shard_check(g2z_services *services, g2z__shard *sha
 
 /* Opens the mask of an open shard, if there is one. It must belong to this shard. */
 G2Z__PRIVATE g2z_status g2z__mask_open(g2z_services *services, g2z__shard *shard) {
-  const g2z__file_path path = g2z__mask_of(shard->path);
+  const g2z_path path = g2z__mask_of(shard->path);
   g2z__mask head = {0, 0, 0, 0};
   uint64_t bytes = sizeof head + ((uint64_t)shard->tokens + 7) / 8, hash = G2Z__HASH;
   struct stat info;
@@ -8744,7 +8769,7 @@ G2Z__PRIVATE g2z_status g2z__config_parse(g2z_services *services, const char *pa
 
 G2Z_API g2z_status g2z_weights_config(g2z_services *services, const char *directory,
                                       g2z_model_config *out) {
-  const g2z__file_path path = g2z__join(directory, "config.json");
+  const g2z_path path = g2z_path_in(directory, "config.json");
   char *text;
   size_t bytes;
   g2z_model_config model;
@@ -8876,11 +8901,11 @@ G2Z__PRIVATE g2z_status g2z__weights_open(g2z_services *services, const char *di
   int there;
   *out = NULL;
   for (int i = 0; i < 2; i++) {
-    const g2z__file_path path = g2z__join(directory, names[i]);
+    const g2z_path path = g2z_path_in(directory, "%s", names[i]);
     G2Z_TRY(g2z_is_there(services, path.text, &there));
     if (there) return g2z__safetensors_open(services, path.text, out);
   }
-  G2Z_TRY(g2z_is_there(services, g2z__join(directory, "pytorch_model.bin").text, &there));
+  G2Z_TRY(g2z_is_there(services, g2z_path_in(directory, "pytorch_model.bin").text, &there));
   if (there)
     return g2z_fail(services, G2Z_UNSUPPORTED, "the weights in %s are a pickle, pytorch_model.bin: "
                     "save them as model.safetensors, with save_pretrained(..., "
@@ -10455,7 +10480,9 @@ G2Z_API uint32_t g2z_crc32c(uint32_t sum, const void *bytes, size_t count) {
 
 G2Z_API int g2z_checkpoint_remove(const char *path) {
   static const char *const names[] = {"model.safetensors", "config.json", "optimizer.safetensors",
-                                      "tuning.txt", "trainer_state.json", "note.json", "CHECKSUMS"};
+                                      "tuning.txt", "trainer_state.json", "note.json", "CHECKSUMS",
+                                      "merges.txt", "vocab.json", "tokenizer_config.json",
+                                      "generation_config.json"};
   const int directory = g2z__open_file(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
   for (size_t i = 0; directory >= 0 && i < G2Z_COUNT(names); i++) {
     char partial[64];
@@ -10486,7 +10513,7 @@ typedef struct g2z__saved {
   g2z_train_config config;      /* only the settings of the run that saved */
   g2z__sum *sums;               /* CHECKSUMS: the chunks of a file are adjacent */
   size_t sum_count, sum_capacity;
-  g2z__file_path path;          /* the file that was last read */
+  g2z_path path;                /* the file that was last read */
   char *text;
   size_t bytes;
 } g2z__saved;
@@ -10556,7 +10583,7 @@ typedef struct g2z__transfer {
   float *chunk;                 /* [chunk_elements], pinned memory of the device */
   size_t chunk_elements;
   int descriptor;               /* of the open file; -1: none */
-  g2z__file_path path;          /* of the open file, or the name made last */
+  g2z_path path;                /* of the open file, or the name made last */
   int weights_only;             /* saving: weights, not a checkpoint */
   size_t begin, count;          /* canonical range: all, or this rank's if every rank owns all */
   g2z_writer *model, *moments;  /* saving: rank 0's files, whose elements all ranks write */
@@ -10609,7 +10636,7 @@ G2Z__PRIVATE g2z_status g2z__transfer_open(g2z__transfer *x, g2z_trainer *t, con
 /* Closes the open file. Returns the path of `name` in the directory, and keeps it in x->path. */
 G2Z__PRIVATE const char *g2z__transfer_name(g2z__transfer *x, const char *name) {
   g2z__transfer_shut(x);
-  x->path = g2z__join(x->directory, name);
+  x->path = g2z_path_in(x->directory, "%s", name);
   return x->path.text;
 }
 
@@ -10806,17 +10833,6 @@ G2Z__PRIVATE void g2z__saved_put(void *user, g2z_json_out *out) {
   g2z_json_end(out, '}');
 }
 
-G2Z__PRIVATE g2z_status g2z__saver_json(g2z__transfer *x, const char *name, g2z_note members,
-                                        void *user) {
-  G2Z_TRY(g2z__transfer_create(x, name));
-  g2z_json_out out = {x->writer, 2, 0, 0};
-  g2z_json_begin(&out, NULL, '{');
-  members(user, &out);
-  g2z_json_end(&out, '}');
-  g2z_writer_put(x->writer, "\n", 1);
-  return g2z_writer_commit(x->writer);
-}
-
 G2Z__PRIVATE int g2z__sum_order(const void *a, const void *b) {
   const g2z__sum *x = (const g2z__sum *)a, *y = (const g2z__sum *)b;
   const int names = strcmp(x->name, y->name);
@@ -10846,8 +10862,10 @@ G2Z__PRIVATE g2z_status g2z__saver_commit(g2z__transfer *x) {
   G2Z_TRY(g2z_writer_commit(x->moments));
   G2Z_TRY(g2z_trainer_write_tuning(x->t, g2z__transfer_name(x, "tuning.txt")));
   if (x->files) G2Z_TRY(x->files(x->user, x->directory));
-  if (x->note) G2Z_TRY(g2z__saver_json(x, "note.json", x->note, x->user));
-  G2Z_TRY(g2z__saver_json(x, "trainer_state.json", g2z__saved_put, saved));
+  if (x->note)
+    G2Z_TRY(g2z_json_write(x->services, g2z__transfer_name(x, "note.json"), x->note, x->user));
+  G2Z_TRY(g2z_json_write(x->services, g2z__transfer_name(x, "trainer_state.json"), g2z__saved_put,
+                         saved));
 
   /* List the chunks of all files. An empty file has one empty chunk. */
   x->listing = opendir(x->directory);
@@ -10990,9 +11008,8 @@ G2Z__PRIVATE void g2z__saved_get(g2z_json *json, const g2z_json_text *key, const
 }
 
 /* Reads the lines of CHECKSUMS. The last line must match the lines before it. */
-G2Z__PRIVATE g2z_status g2z__sums_parse(g2z_services *services, const char *path, const char *text,
-                                        size_t bytes, g2z__saved *saved) {
-  const char *line = text, *end = text + bytes, *next;
+G2Z__PRIVATE g2z_status g2z__sums_parse(g2z_services *services, g2z__saved *saved) {
+  const char *line = saved->text, *end = line + saved->bytes, *next;
   char last[64];
   g2z__sum sum, before;
   memset(&before, 0, sizeof before);
@@ -11010,17 +11027,16 @@ G2Z__PRIVATE g2z_status g2z__sums_parse(g2z_services *services, const char *path
     saved->sums[saved->sum_count++] = before = sum;
   }
   snprintf(last, sizeof last, "%08" PRIx32 " %zu lines\n",
-           g2z_crc32c(0, text, (size_t)(line - text)), saved->sum_count);
+           g2z_crc32c(0, saved->text, (size_t)(line - saved->text)), saved->sum_count);
   if ((size_t)(end - line) == strlen(last) && memcmp(line, last, strlen(last)) == 0) return G2Z_OK;
   return g2z_fail(services, G2Z_FORMAT, "%s is damaged: its lines do not match the checksum in the "
-                  "last line; take an earlier checkpoint", path);
+                  "last line; take an earlier checkpoint", saved->path.text);
 }
 
-G2Z__PRIVATE g2z_status g2z__saved_parse(g2z_services *services, const char *path,
-                                         const char *text, size_t bytes, g2z__saved *saved) {
+G2Z__PRIVATE g2z_status g2z__saved_parse(g2z_services *services, g2z__saved *saved) {
   g2z_json json;
   g2z_json_text key;
-  g2z_json_open(&json, services, path, text, bytes);
+  g2z_json_open(&json, services, saved->path.text, saved->text, saved->bytes);
   g2z_json_enter(&json, '{');
   while (g2z_json_next(&json, '}', &key)) {
     if (!g2z_json_is(&key, "settings"))
@@ -11035,13 +11051,13 @@ G2Z__PRIVATE g2z_status g2z__saved_parse(g2z_services *services, const char *pat
       g2z__settings_check(services, g2z__settings, G2Z__SETTINGS, &saved->config) == G2Z_OK)
     return G2Z_OK;
   return g2z_fail(services, G2Z_FORMAT, "%s lacks a number, or has one out of range: it is "
-                  "damaged; take an earlier checkpoint", path);
+                  "damaged; take an earlier checkpoint", saved->path.text);
 }
 
 G2Z__PRIVATE g2z_status g2z__saved_open(g2z_services *services, const char *directory,
                                         const char *name, g2z__saved *saved) {
   g2z_release(services, saved->text);
-  saved->path = g2z__join(directory, name);
+  saved->path = g2z_path_in(directory, "%s", name);
   return g2z_read_file(services, saved->path.text, (size_t)1 << 30, &saved->text, &saved->bytes);
 }
 
@@ -11069,19 +11085,19 @@ G2Z__PRIVATE g2z_status g2z__saved_read(g2z_services *services, const char *dire
   if (length > 8 && strncmp(directory + length - 8, ".partial", 8) == 0)
     return g2z_fail(services, G2Z_FORMAT, "%s was being written when the run ended and is not "
                     "whole: take an earlier checkpoint", directory);
-  G2Z_TRY(g2z_is_there(services, g2z__join(directory, "trainer_state.json").text, &state));
-  G2Z_TRY(g2z_is_there(services, g2z__join(directory, "model.safetensors").text, &weights));
+  G2Z_TRY(g2z_is_there(services, g2z_path_in(directory, "trainer_state.json").text, &state));
+  G2Z_TRY(g2z_is_there(services, g2z_path_in(directory, "model.safetensors").text, &weights));
   if (!state)
     return g2z_fail(services, G2Z_FORMAT, "%s has %sno trainer_state.json, so it is no "
                     "checkpoint: %s", directory, weights ? "weights but " : "",
                     weights ? "begin a new training from them, --init-from"
                             : "name a step-NNNNNN directory of a run");
-  G2Z_TRY(g2z_is_there(services, g2z__join(directory, "CHECKSUMS").text, &sums));
+  G2Z_TRY(g2z_is_there(services, g2z_path_in(directory, "CHECKSUMS").text, &sums));
   if (!sums)
     return g2z_fail(services, G2Z_FORMAT, "%s has no CHECKSUMS, which belongs to it: copy the "
                     "checkpoint again", directory);
   G2Z_TRY(g2z__saved_open(services, directory, "CHECKSUMS", saved));
-  G2Z_TRY(g2z__sums_parse(services, saved->path.text, saved->text, saved->bytes, saved));
+  G2Z_TRY(g2z__sums_parse(services, saved));
 
   /* The version is checked first, because the rest depends on it. If the checksum also fails, an
    * unknown version counts as damage, not as another format. */
@@ -11099,7 +11115,7 @@ G2Z__PRIVATE g2z_status g2z__saved_read(g2z_services *services, const char *dire
                     "resume with the program that wrote it, or start a new run from its weights "
                     "with --init-from", saved->path.text, version, G2Z__CHECKPOINT_VERSION);
   G2Z_TRY(status);
-  return g2z__saved_parse(services, saved->path.text, saved->text, saved->bytes, saved);
+  return g2z__saved_parse(services, saved);
 }
 
 /* ----- loading ----- */
@@ -11279,7 +11295,7 @@ G2Z_API g2z_status g2z_checkpoint_read(g2z_services *services, const char *direc
   memset(out, 0, sizeof *out);
   g2z_status status = g2z__saved_read(services, directory, &saved);
   if (status == G2Z_OK)
-    status = g2z_is_there(services, g2z__join(directory, "note.json").text, &noted);
+    status = g2z_is_there(services, g2z_path_in(directory, "note.json").text, &noted);
   if (status == G2Z_OK && noted) {
     status = g2z__saved_open(services, directory, "note.json", &saved);
     if (status == G2Z_OK) status = g2z__saved_check(services, &saved, "note.json");

@@ -384,7 +384,7 @@ G2Z_API g2z_status g2z_summary_create(g2z_services *services, const char *experi
   G2Z_TRY(G2Z_NEW(services, 1, &summary));
   summary->services = services;
   snprintf(summary->experiment, sizeof summary->experiment, "%s", experiment);
-  g2z_utc_now(summary->generated_utc);
+  snprintf(summary->generated_utc, sizeof summary->generated_utc, "%s", g2z_utc_now().text);
   *out = summary;
   return G2Z_OK;
 }

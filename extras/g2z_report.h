@@ -144,11 +144,15 @@ G2Z_API g2z_status g2z_profile_run(g2z_services *services, const char *run_dir);
 /* Scalars for TensorBoard, appended to a new file events.out.tfevents.TIME.HOST in `directory`. For
  * a resumed run, TensorBoard drops the values of earlier files from `first_step` on. */
 typedef struct g2z_events g2z_events;
+typedef struct g2z_scalar {
+  const char *name;                  /* TensorBoard's tag */
+  double value;
+} g2z_scalar;
 G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *directory,
                                      int64_t first_step, g2z_events **out);
-/* Leaves out values that are not finite. More than about 4000 bytes of tags are an error. */
-G2Z_API g2z_status g2z_events_put(g2z_events *events, int64_t step, int count,
-                                  const char *const *tags, const double *values);
+/* Leaves out values that are not finite. More than about 4000 bytes of names are an error. */
+G2Z_API g2z_status g2z_events_put(g2z_events *events, int64_t step, const g2z_scalar *scalars,
+                                  int count);
 G2Z_API void g2z_events_free(g2z_events *events); /* NULL is fine */
 
 /* Sorts the values. NaN if there are none, or if one of them is NaN. */
@@ -158,13 +162,6 @@ G2Z_API double g2z_median(double *values, size_t count);
 G2Z_API double g2z_percentile(double *values, size_t count, int percent);
 /* The sample's standard deviation; NaN for fewer than two values. */
 G2Z_API double g2z_deviation(const double *values, size_t count);
-
-/* "DIRECTORY/name" with a formatted name. It is "", which cannot be opened, if the directory is ""
- * or NULL. The room exceeds the system's longest path: a path that is cut off cannot be opened. */
-typedef struct g2z_path {
-  char text[4160];
-} g2z_path;
-G2Z_API g2z_path g2z_path_in(const char *directory, const char *format, ...) G2Z_PRINTF(2, 3);
 
 /* A JSON object that was read from a file. Members are found by path: "summary.best_val_loss",
  * "epochs.0.steps", or "epochs.last" for the last element of an array. */
@@ -206,11 +203,10 @@ G2Z_API g2z_status g2z_results_add(g2z_results *results, const char *directory);
 G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path);
 
 /* The current time, as "2026-01-31T23:59:59Z". */
-G2Z_API void g2z_utc_now(char text[32]);
-
-/* Writes a JSON file: one object, whose members `put` writes. */
-G2Z_API g2z_status g2z_json_write(g2z_services *services, const char *path, g2z_note put,
-                                  void *user);
+typedef struct g2z_short {
+  char text[32];
+} g2z_short;
+G2Z_API g2z_short g2z_utc_now(void);
 
 #ifdef __cplusplus
 }
@@ -225,7 +221,6 @@ G2Z_API g2z_status g2z_json_write(g2z_services *services, const char *path, g2z_
 #include <errno.h>
 #include <fnmatch.h>
 #include <inttypes.h>
-#include <limits.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -243,42 +238,16 @@ extern "C" {
  * In:  numbers, and text of any origin. Out: pages.
  * Law: all input is a number or escaped text; a number that cannot be drawn is a gap. */
 
-G2Z_API void g2z_utc_now(char text[32]) {
+G2Z_API g2z_short g2z_utc_now(void) {
   time_t now = time(NULL);
   struct tm utc;
-  gmtime_r(&now, &utc);
-  strftime(text, 32, "%Y-%m-%dT%H:%M:%SZ", &utc);
-}
-
-G2Z_API g2z_path g2z_path_in(const char *directory, const char *format, ...) {
-  g2z_path path;
-  va_list arguments;
-  path.text[0] = 0;
-  if (!directory || !*directory) return path;
-  int used = snprintf(path.text, sizeof path.text, "%.4096s/", directory);
-  va_start(arguments, format);
-  vsnprintf(path.text + used, sizeof path.text - (size_t)used, format, arguments);
-  va_end(arguments);
-  return path;
+  g2z_short out;
+  strftime(out.text, sizeof out.text, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
+  return out;
 }
 
 static g2z_status g2zp_check_directory(g2z_services *services, const char *directory) {
   return *directory ? G2Z_OK : g2z_fail_file(services, ENOENT, "open the directory", directory);
-}
-
-G2Z_API g2z_status g2z_json_write(g2z_services *services, const char *path, g2z_note put,
-                                  void *user) {
-  g2z_json_out out;
-  memset(&out, 0, sizeof out);
-  out.indent = 2;
-  G2Z_TRY(g2z_writer_create(services, path, &out.writer));
-  g2z_json_begin(&out, NULL, '{');
-  put(user, &out);
-  g2z_json_end(&out, '}');
-  g2z_writer_put(out.writer, "\n", 1);
-  g2z_status status = g2z_writer_commit(out.writer);
-  g2z_writer_free(out.writer);
-  return status;
 }
 
 /* ----- pages ----- */
@@ -845,19 +814,19 @@ G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *directo
   return status;
 }
 
-G2Z_API g2z_status g2z_events_put(g2z_events *e, int64_t step, int count, const char *const *tags,
-                                  const double *values) {
+G2Z_API g2z_status g2z_events_put(g2z_events *e, int64_t step, const g2z_scalar *scalars,
+                                  int count) {
   unsigned char sum[G2ZP_EVENT_BYTES], *end = sum; /* Summary { repeated Value } */
-  for (int i = 0; i < count; i++) {
+  for (const g2z_scalar *scalar = scalars; scalar < scalars + count; scalar++) {
     unsigned char one[G2ZP_EVENT_BYTES], *to = one; /* Value { tag, simple_value } */
-    const float value = (float)values[i];
-    const size_t length = strlen(tags[i]), room = (size_t)(sum + sizeof sum - end);
+    const float value = (float)scalar->value;
+    const size_t length = strlen(scalar->name), room = (size_t)(sum + sizeof sum - end);
     if (!isfinite(value)) continue;
     if (length + 16 > room)
       return g2z_fail(e->services, G2Z_BAD_ARGUMENT, "the tag %.80s does not fit: the tags of one "
-                      "TensorBoard event may have about %d bytes; shorten them", tags[i],
+                      "TensorBoard event may have about %d bytes; shorten them", scalar->name,
                       G2ZP_EVENT_BYTES);
-    to = g2zp_event_field(to, 1, 2, tags[i], length);
+    to = g2zp_event_field(to, 1, 2, scalar->name, length);
     to = g2zp_event_field(to, 2, 5, &value, sizeof value);
     end = g2zp_event_field(end, 1, 2, one, (uint64_t)(to - one));
   }
@@ -1327,16 +1296,15 @@ static void g2zp_run_page(g2z_page *page, const g2zp_run *run) {
   const size_t steps = curves->count[G2ZP_STEPS], validations = curves->count[G2ZP_VALIDATIONS];
   const int ended = run->metrics.text != NULL, failed = run->failure.text != NULL;
   const g2z_object *object = ended ? &run->metrics : &run->launcher;
-  char reason[64], text[G2ZP_TEXT], now[32];
+  char reason[64], text[G2ZP_TEXT];
 
   /* The head: result, facts from the files, progress, values that were the same in all steps. */
-  g2z_utc_now(now);
   g2z_object_copy(failed ? &run->failure : &run->metrics, failed ? "sentence" : "shutdown.signal",
                   text, sizeof text);
   g2z_object_copy(&run->metrics, "shutdown.reason", reason, sizeof reason);
   if (failed) g2z_page_fact(page, "result", "failed: %s", *text ? text : "no reason recorded");
   else if (*reason) g2z_page_fact(page, "result", "%s%s%s", reason, *text ? ": " : "", text);
-  else g2z_page_fact(page, "result", "no end recorded as of %s", now);
+  else g2z_page_fact(page, "result", "no end recorded as of %s", g2z_utc_now().text);
   for (const g2zp_fact *fact = g2zp_run_facts;
        fact < g2zp_run_facts + G2Z_COUNT(g2zp_run_facts); fact++) {
     const char *at = ended ? fact->at : fact->launcher;
@@ -1562,10 +1530,9 @@ static g2z_status g2zp_profile_read(g2zp_profile *p) {
 static void g2zp_put_profile(void *user, g2z_json_out *out) {
   static const char *const kinds[] = {"nvtx", "osrt"}, nsys[] = "nsys_*.nsys-rep";
   const g2zp_profile *p = (const g2zp_profile *)user;
-  char now[32], text[256], *absolute = realpath(p->run_dir, NULL);
+  char text[256], *absolute = realpath(p->run_dir, NULL);
   int at = -1;
-  g2z_utc_now(now);
-  g2z_json_put_string(out, "generated_at_utc", now);
+  g2z_json_put_string(out, "generated_at_utc", g2z_utc_now().text);
   g2z_json_put_string(out, "run_dir", absolute ? absolute : p->run_dir);
   free(absolute);
   for (size_t i = 0; i < G2Z_COUNT(g2zp_profile_facts); i++) {
@@ -1953,16 +1920,14 @@ G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path
   const size_t count = results->run_count;
   const char *title = !count ? "Experiments" : results->report_count ? "Experiments and runs"
                       : count == 1 ? "A run" : "Runs compared";
-  char now[32];
   g2z_page *page = NULL;
   g2zp_curves *curves;
   g2z_status status = G2Z_NEW(results->services, count, &curves);
   if (status == G2Z_OK) status = g2z_page_create(results->services, path, title, &page);
   if (status == G2Z_OK) {
-    g2z_utc_now(now);
     if (results->report_count) g2z_page_fact(page, "experiments", "%zu", results->report_count);
     if (count) g2z_page_fact(page, "runs", "%zu", count);
-    g2z_page_fact(page, "created", "%s", now);
+    g2z_page_fact(page, "created", "%s", g2z_utc_now().text);
   }
   for (size_t i = 0; i < results->report_count && status == G2Z_OK; i++)
     status = results->show(results->services, results->reports[i].text, page);

@@ -356,9 +356,11 @@ struct g2z_run {
   g2zr_stream metrics, log;
   g2z_events *events;                /* NULL: none */
   double next_report;                /* g2z_seconds(): when report.html may be written again */
-  char line[4608], dataset[128], id[128], started_utc[32]; /* a line may hold the longest path */
+  struct utsname host;
+  g2z_short started_utc;
+  char line[4608], dataset[128], id[128]; /* a line may hold the longest path */
   double started, ended;             /* g2z_seconds(); 0: not yet */
-  int64_t steps, steps_per_epoch, epochs, tokens_per_step, train_sequences;
+  int64_t steps, steps_per_epoch;
   int64_t step;                      /* steps enqueued */
   struct {                           /* rank 0 finds it for all */
     int continues;                   /* 1: run_dir's own run continues, */
@@ -390,7 +392,6 @@ struct g2z_run {
   int due;
   double step_s_of[2];               /* of the last two steps: losses come one step late */
   g2z_metrics known;                 /* of the last step whose loss is known */
-  double peak_flops;                 /* of all ranks; NaN: unknown */
   g2zr_totals sum, kept;             /* kept: when best was written; val_data NaN: unknown */
   int64_t val_steps, val_tokens;     /* of one validation: batches, and a limit of its targets */
   double *step_s;                    /* of this epoch's steps since the start or the resume, */
@@ -444,10 +445,15 @@ static g2z_status g2zr_agree(g2z_run *run, g2z_status status) {
   return g2z_ranks_agree(run->context->ranks, status);
 }
 
-/* The values of all ranks; freed with g2z_release. NULL if it fails. */
-static g2z_status g2zr_gather(g2z_run *run, int64_t mine, int64_t **all) {
-  G2Z_TRY(g2zr_agree(run, G2Z_NEW(run->services, (size_t)run->context->world, all)));
-  return g2z_ranks_all_gather(run->context->ranks, &mine, sizeof mine, *all);
+/* *value becomes the same on all ranks: `mine` of the first rank where that is not 0. */
+static g2z_status g2zr_first(g2z_run *run, int64_t mine, int64_t *value) {
+  int64_t *all;
+  G2Z_TRY(g2zr_agree(run, G2Z_NEW(run->services, (size_t)run->context->world, &all)));
+  g2z_status status = g2z_ranks_all_gather(run->context->ranks, &mine, sizeof mine, all);
+  for (int rank = run->context->world - 1; rank >= 0; rank--)
+    if (all[rank]) *value = all[rank];
+  g2z_release(run->services, all);
+  return status;
 }
 
 static g2z_path g2zr_in(const g2z_run *run, const char *name) {
@@ -524,9 +530,7 @@ static g2z_status g2zr_stream_open(g2z_run *run, g2zr_stream *stream, const char
 }
 
 static g2z_status g2zr_log(g2z_run *run, const char *line) {
-  char now[32];
-  g2z_utc_now(now);
-  return g2zr_append(run, &run->log, "%s  %s\n", now, line);
+  return g2zr_append(run, &run->log, "%s  %s\n", g2z_utc_now().text, line);
 }
 
 /* Writes run->line, which an event shows. Paths in it cannot control a terminal. */
@@ -569,38 +573,33 @@ static g2z_status g2zr_write_text(g2z_run *run, const char *name, const char *te
 }
 
 /* Rank 0: scalars for TensorBoard. The first call creates the file. */
-static g2z_status g2zr_put_events(g2z_run *run, int64_t step, int count,
-                                  const char *const *tags, const double *values) {
+static g2z_status g2zr_put_events(g2z_run *run, int64_t step, const g2z_scalar *scalars,
+                                  int count) {
   g2z_status status = G2Z_OK;
   if (run->metrics.file < 0 || !run->config.tensorboard) return G2Z_OK;
   if (!run->events)
     status = g2z_events_create(run->services, run->config.run_dir, run->resumed + 1, &run->events);
-  if (status == G2Z_OK) status = g2z_events_put(run->events, step, count, tags, values);
+  if (status == G2Z_OK) status = g2z_events_put(run->events, step, scalars, count);
   return g2zr_hold(run, status);
 }
 
-/* A line of metrics.jsonl: step, tokens, the named values, then `last`, more members as text. */
-static g2z_status g2zr_put_line(g2z_run *run, int count, const char *const *names,
-                                const double *values, const char *last) {
+/* A line of metrics.jsonl: step, tokens, the scalars, then `last`, which has more members as text.
+ * TensorBoard groups scalars by the part of a name before "/"; the line leaves this part out. */
+static g2z_status g2zr_put_line(g2z_run *run, const g2z_scalar *scalars, int count,
+                                const char *last) {
   char line[1024], number[40];
   int used = snprintf(line, sizeof line, "{\"step\": %" PRId64 ", \"tokens\": %" PRId64,
                       run->known.step, run->known.tokens);
-  for (int i = 0; i < count; i++) {
-    int whole = fabs(values[i]) < 1e15 && values[i] == rint(values[i]);
-    snprintf(number, sizeof number, whole ? "%.0f" : "%.9g", values[i]);
+  for (const g2z_scalar *scalar = scalars; scalar < scalars + count; scalar++) {
+    const double value = scalar->value;
+    const int whole = fabs(value) < 1e15 && value == rint(value);
+    const char *group = strchr(scalar->name, '/');
+    snprintf(number, sizeof number, whole ? "%.0f" : "%.9g", value);
     g2z_plain_number(number);
-    used += snprintf(line + used, sizeof line - (size_t)used, ", \"%s\": %s", names[i],
-                     isfinite(values[i]) ? number : "null");
+    used += snprintf(line + used, sizeof line - (size_t)used, ", \"%s\": %s",
+                     group ? group + 1 : scalar->name, isfinite(value) ? number : "null");
   }
   return g2zr_append(run, &run->metrics, "%s%s}\n", line, last);
-}
-
-/* A line about work between steps: its result (name NULL: there is none) and its time. */
-static g2z_status g2zr_write_note(g2z_run *run, const char *name, double value,
-                                  const char *ms_name, double seconds) {
-  const char *const names[] = {name, ms_name};
-  const double values[] = {value, seconds * 1e3};
-  return g2zr_put_line(run, name ? 2 : 1, names + !name, values + !name, "");
 }
 
 /* Rank 0: report.html. If writing fails, the run continues: other files have the same content.
@@ -649,21 +648,18 @@ static double g2zr_decimal(float value) {
 static void g2zr_put_epoch(const g2z_run *run, g2z_json_out *out, const g2zr_epoch *epoch) {
   const g2z_plan *plan = run->trainer->plan;
   const double steps = epoch->steps, applied = steps - epoch->skipped;
-  /* Names of bytes on rank 0's GPU: planned, used by any program, and planned on all ranks. */
-  static const char *const names[] = {
-      "max_cuda_mem_allocated_bytes_rank0", "max_cuda_mem_reserved_bytes_rank0",
-      "max_cuda_mem_allocated_bytes_global", "max_cuda_mem_reserved_bytes_global"};
-  double memory[4] = {NAN, NAN, NAN, NAN};
+  /* Bytes on rank 0's GPU: planned, and used by any program; then planned on all ranks. */
+  double planned = NAN, used = NAN, all = NAN;
   size_t free_bytes = 0, total_bytes = 0;
   if (plan->device == G2Z_DEVICE_CUDA) {
     g2z_device_memory(run->services, plan->device, &free_bytes, &total_bytes);
-    memory[0] = (double)plan->bytes_total;
-    memory[1] = (double)(total_bytes - free_bytes);
+    planned = (double)plan->bytes_total;
+    used = (double)(total_bytes - free_bytes);
     g2z_plan *other; /* rank 1's: all ranks except 0 have plans of equal size */
-    if (plan->world == 1) memory[2] = memory[0];
+    if (plan->world == 1) all = planned;
     else if (g2z_plan_create(run->services, &run->trainer->config, plan->device, 1, plan->world,
                              &other) == G2Z_OK) {
-      memory[2] = memory[0] + (double)other->bytes_total * (plan->world - 1);
+      all = planned + (double)other->bytes_total * (plan->world - 1);
       g2z_plan_free(other);
     }
   }
@@ -678,7 +674,10 @@ static void g2zr_put_epoch(const g2z_run *run, g2z_json_out *out, const g2zr_epo
   G2ZR_REAL("tokens_per_sec_global", epoch->tokens / epoch->train_s);
   G2ZR_REAL("train_loss_avg_global", epoch->loss_sum / epoch->loss_targets);
   G2ZR_REAL("val_loss_avg_global", epoch->val_loss);
-  for (int i = 0; i < 4; i++) G2ZR_COUNT(names[i], memory[i]);
+  G2ZR_COUNT("max_cuda_mem_allocated_bytes_rank0", planned);
+  G2ZR_COUNT("max_cuda_mem_reserved_bytes_rank0", used);
+  G2ZR_COUNT("max_cuda_mem_allocated_bytes_global", all);
+  G2ZR_NONE("max_cuda_mem_reserved_bytes_global");
   G2ZR_REAL("step_time_mean_sec", epoch->train_s / steps);
   G2ZR_REAL("step_time_p50_sec", epoch->p50_s);
   G2ZR_REAL("step_time_p95_sec", epoch->p95_s);
@@ -709,9 +708,8 @@ static double g2zr_worse(const g2z_run *run) {
 }
 
 static void g2zr_put_ending(const g2z_run *run, g2z_json_out *out) {
-  char name[32], now[32];
+  char name[32];
   const int stopped = (run->due & G2ZR_DUE_STOP) != 0;
-  g2z_utc_now(now);
   G2ZR_OPEN("shutdown");
   G2ZR_TEXT("reason", stopped ? run->stop_signal ? "signal" : "stop requested"
             : g2zr_worse(run) ? "diverged" : "completed");
@@ -720,7 +718,7 @@ static void g2zr_put_ending(const g2z_run *run, g2z_json_out *out) {
   G2ZR_OPEN("completion");
   G2ZR_TEXT("run_complete_file", stopped ? NULL : "RUN_COMPLETE.txt");
   G2ZR_TEXT("printed_marker", stopped ? NULL : "RUN_COMPLETE");
-  G2ZR_TEXT("timestamp_utc", now);
+  G2ZR_TEXT("timestamp_utc", g2z_utc_now().text);
   G2ZR_CLOSE();
   if (!getenv("SLURM_JOB_ID")) return;
   G2ZR_OPEN("scheduler");
@@ -769,20 +767,18 @@ static void g2zr_put_artifact(void *user, g2z_json_out *out) {
   const g2z_run *run = (const g2z_run *)user;
   const g2z_run_config *config = &run->config;
   const g2z_plan *plan = run->trainer->plan;
+  const g2z_loader *loader = run->trainer->loader;
   const g2z_device_info *info = &run->trainer->device->info;
   const char *cuda = info->runtime[0] ? info->runtime : NULL;
   static const char *const absent[] = {"python_version", "torch_version", "transformers_version",
                                        "deepspeed_version"};
-  struct utsname name;
-  char os[2 * sizeof name.release], size[96];
-  memset(&name, 0, sizeof name);
-  uname(&name);
-  snprintf(os, sizeof os, "%s %s", name.sysname, name.release);
+  char os[2 * sizeof run->host.release], size[96];
+  snprintf(os, sizeof os, "%s %s", run->host.sysname, run->host.release);
   snprintf(size, sizeof size, "n_layer=%d, n_head=%d, n_embd=%d", plan->model.layers,
            plan->model.heads, plan->model.channels);
   G2ZR_TEXT("schema_version", "2.0");
   G2ZR_TEXT("run_id", run->id);
-  G2ZR_TEXT("timestamp_utc", run->started_utc);
+  G2ZR_TEXT("timestamp_utc", run->started_utc.text);
   G2ZR_TEXT("git_commit", config->git_commit);
   G2ZR_TEXT("command_line", config->command_line);
   G2ZR_OPEN("env");
@@ -791,7 +787,7 @@ static void g2zr_put_artifact(void *user, g2z_json_out *out) {
   G2ZR_TEXT("nccl_version", info->collectives[0] ? info->collectives : NULL);
   G2ZR_CLOSE();
   G2ZR_OPEN("host");
-  G2ZR_TEXT("hostname", name.nodename);
+  G2ZR_TEXT("hostname", run->host.nodename);
   G2ZR_TEXT("os", os);
   G2ZR_CLOSE();
   G2ZR_OPEN("hardware");
@@ -812,7 +808,7 @@ static void g2zr_put_artifact(void *user, g2z_json_out *out) {
   G2ZR_TEXT("model_size", size);
   G2ZR_WHOLE("parameters", plan->parameters);
   G2ZR_WHOLE("seq_len", plan->seq);
-  G2ZR_WHOLE("epochs", run->epochs);
+  G2ZR_WHOLE("epochs", (run->steps + run->steps_per_epoch - 1) / run->steps_per_epoch);
   G2ZR_WHOLE("micro_batch_size_per_gpu", plan->batch);
   G2ZR_WHOLE("grad_accum_steps", plan->accum);
   G2ZR_WHOLE("global_batch_size", (int64_t)plan->batch * plan->accum * plan->world);
@@ -827,10 +823,10 @@ static void g2zr_put_artifact(void *user, g2z_json_out *out) {
   G2ZR_TEXT("recompute", g2zr_recompute[plan->recompute]);
   G2ZR_TEXT("dataset_name", run->dataset);
   G2ZR_OPEN("dataset_subset_sizes");
-  G2ZR_WHOLE("train", run->train_sequences);
+  G2ZR_WHOLE("train", loader ? loader->sequences : 0);
   G2ZR_WHOLE("val", run->val ? run->val->sequences : 0);
   G2ZR_CLOSE();
-  if (run->trainer->loader && run->trainer->loader->mixed) g2zr_put_mixture(run, out);
+  if (loader && loader->mixed) g2zr_put_mixture(run, out);
   G2ZR_CLOSE();
   G2ZR_OPEN("deepspeed_config");
   G2ZR_NONE("path");
@@ -896,35 +892,20 @@ static void g2zr_put_generation(void *user, g2z_json_out *out) {
   G2ZR_REAL("top_p", g2zr_decimal(sampling->top_p));
 }
 
-static const char *const g2zr_tokenizer_files[] = {"merges.txt", "vocab.json",
-                                                   "tokenizer_config.json",
-                                                   "generation_config.json"};
-
 /* Rank 0: the tokenizer in a directory of weights, where transformers and --init-from look for it.
  * user: g2z_run *. */
 static g2z_status g2zr_save_tokenizer(void *user, const char *directory) {
   g2z_run *run = (g2z_run *)user;
   g2z_services *services = run->services;
   if (!run->tokenizer || run->context->rank != 0) return G2Z_OK;
-  for (int i = 0; i < 4; i++) {
-    const g2z_path path = g2z_path_in(directory, "%s", g2zr_tokenizer_files[i]);
-    G2Z_TRY(i == 0   ? g2z_tokenizer_write_merges(services, run->tokenizer, path.text)
-            : i == 1 ? g2z_tokenizer_write_vocab(services, run->tokenizer, path.text)
-                     : g2z_json_write(services, path.text,
-                                      i == 2 ? g2zr_put_tokenizer : g2zr_put_generation, run));
-  }
-  return G2Z_OK;
-}
-
-/* Removes a checkpoint with its tokenizer; returns 1 on success. The target of a link stays. */
-static int g2zr_remove_checkpoint(const char *path) {
-  struct stat info;
-  int own = lstat(path, &info) == 0 && S_ISDIR(info.st_mode);
-  for (int i = 0; i < 4 && own; i++) { /* whole, or as a killed run left them */
-    unlink(g2z_path_in(path, "%s", g2zr_tokenizer_files[i]).text);
-    unlink(g2z_path_in(path, "%s.partial", g2zr_tokenizer_files[i]).text);
-  }
-  return g2z_checkpoint_remove(path);
+  G2Z_TRY(g2z_tokenizer_write_merges(services, run->tokenizer,
+                                     g2z_path_in(directory, "merges.txt").text));
+  G2Z_TRY(g2z_tokenizer_write_vocab(services, run->tokenizer,
+                                    g2z_path_in(directory, "vocab.json").text));
+  G2Z_TRY(g2z_json_write(services, g2z_path_in(directory, "tokenizer_config.json").text,
+                         g2zr_put_tokenizer, run));
+  return g2z_json_write(services, g2z_path_in(directory, "generation_config.json").text,
+                        g2zr_put_generation, run);
 }
 
 /* Writes the logs to the disk, under the names that they were opened with. */
@@ -949,11 +930,14 @@ static g2z_path g2zr_checkpoint(const g2z_run *run, int64_t step, const char *su
 static const char *g2zr_plural(int64_t count) { return count == 1 ? "" : "s"; }
 
 /* "59 s", "12:34", "1:02:03". */
-static void g2zr_duration_text(double seconds, char out[32]) {
+static g2z_short g2zr_duration(double seconds) {
   int64_t s = (int64_t)(seconds + 0.5);
-  if (s < 60) snprintf(out, 32, "%" PRId64 " s", s);
-  else if (s < 3600) snprintf(out, 32, "%" PRId64 ":%02d", s / 60, (int)(s % 60));
-  else snprintf(out, 32, "%" PRId64 ":%02d:%02d", s / 3600, (int)(s / 60 % 60), (int)(s % 60));
+  int left = (int)(s % 60), minutes = (int)(s / 60 % 60);
+  g2z_short out;
+  if (s < 60) snprintf(out.text, sizeof out.text, "%d s", left);
+  else if (s < 3600) snprintf(out.text, sizeof out.text, "%d:%02d", minutes, left);
+  else snprintf(out.text, sizeof out.text, "%" PRId64 ":%02d:%02d", s / 3600, minutes, left);
+  return out;
 }
 
 /* The flag that sets the run's length, and a value that is at least the length so far. */
@@ -994,7 +978,7 @@ static int g2zr_comparable(const g2z_run *run) {
 static g2z_status g2zr_finish(g2z_run *run) {
   const char *saved = run->config.save_weights, *run_dir = run->config.run_dir;
   const g2z_path checkpoint = g2zr_checkpoint(run, run->saved, "");
-  char now[32], loss[48] = "", best[64] = "", more[64], text[1400], word[300];
+  char loss[48] = "", best[64] = "", more[64], text[1400], word[300];
   const int reports = run->steps > 0 && run->context->rank == 0;
   const char *earlier = run->saved < 0 ? "" : ", or from an earlier checkpoint";
   const double target = g2zr_decimal(run->config.target_loss);
@@ -1007,13 +991,13 @@ static g2z_status g2zr_finish(g2z_run *run) {
                     "the last, is nan. Start again with a lower --lr (%g)%s", run->known.step,
                     (double)run->config.train.optimizer.lr, earlier);
   if (reports) {
-    g2zr_duration_text(g2zr_wall_s(run), now);
     if (run->known.step > run->resumed && !isnan(run->known.loss))
       snprintf(loss, sizeof loss, "loss %.4f, ", run->known.loss);
     if (!isnan(run->sum.best_val_loss))
       snprintf(best, sizeof best, "best validation loss %.4f, ", run->sum.best_val_loss);
     G2ZR_SAY(run, "done: %s%s%" PRId64 " step%s, %" PRId64 " tokens, %s", loss, best,
-             run->known.step, g2zr_plural(run->known.step), run->known.tokens, now);
+             run->known.step, g2zr_plural(run->known.step), run->known.tokens,
+             g2zr_duration(g2zr_wall_s(run)).text);
     if (g2zr_worse(run))
       g2z_log(run->services, G2Z_LOG_WARNING, "the run diverged: the loss of the last steps, %.4g, "
               "is worse than guessing, which has %.4g. Start again with a lower --lr (%g)%s",
@@ -1022,11 +1006,10 @@ static g2z_status g2zr_finish(g2z_run *run) {
     if (run->impatient)
       G2ZR_SAY(run, "ended early by --patience %" PRId64 ": no validation loss below %.4f since "
                "step %.0f", run->config.patience, run->sum.best_val_loss, run->sum.best_step);
-    if (!isnan(run->sum.target_step)) {
-      g2zr_duration_text(run->sum.target_s, now);
+    if (!isnan(run->sum.target_step))
       G2ZR_SAY(run, "target loss %g: reached at step %.0f, after %.0f tokens, %s", target,
-               run->sum.target_step, run->sum.target_tokens, now);
-    } else if (target > 0) G2ZR_SAY(run, "target loss %g: not reached", target);
+               run->sum.target_step, run->sum.target_tokens, g2zr_duration(run->sum.target_s).text);
+    else if (target > 0) G2ZR_SAY(run, "target loss %g: not reached", target);
     if (run_dir) G2ZR_SAY(run, "curves: %s/report.html", run_dir);
     if (run_dir && !isnan(run->sum.best_step)) {
       const int known = g2zr_comparable(run), keeps = run->config.keep_best;
@@ -1058,11 +1041,10 @@ static g2z_status g2zr_finish(g2z_run *run) {
     G2ZR_SAY(run, "To train these weights further: %s",
              g2zr_command(run, 1, "--init-from", saved, text));
   run->ended = g2z_seconds();
-  g2z_utc_now(now);
   g2zr_line(run, "[Rank 0] RUN_COMPLETE checkpoint_path=%.4096s world_size=%d tokens_per_sec=%.2f "
             "total_wall_time_sec=%.3f timestamp_utc=%s",
             saved ? saved : run->saved == run->step ? checkpoint.text : "none",
-            run->context->world, g2zr_tokens_per_s(run), g2zr_wall_s(run), now);
+            run->context->world, g2zr_tokens_per_s(run), g2zr_wall_s(run), g2z_utc_now().text);
   if (run->log.file < 0) return G2Z_OK;
   G2Z_TRY(g2zr_log(run, run->line));
   G2Z_TRY(g2zr_write_artifacts(run));
@@ -1216,22 +1198,20 @@ static g2z_status g2zr_restore(g2z_run *run) {
  * loss is unknown. If a kill came while better ones took their place, they are in best.partial, and
  * best is empty. */
 static void g2zr_restore_kept(g2z_run *run) {
-  const g2z_path best = g2zr_in(run, "best");
-  g2z_path path = g2zr_in(run, "best.partial");
+  const g2z_path note = g2zr_in(run, "best/note.json"),
+                 model = g2zr_in(run, "best/model.safetensors");
   g2z_object object;
   struct stat info;
-  rename(path.text, best.text);
-  snprintf(path.text, sizeof path.text, "%s/best/note.json", run->config.run_dir);
-  if (access(path.text, F_OK) != 0) return;
-  g2z_status status = g2z_object_read(run->services, path.text, &object);
+  rename(g2zr_in(run, "best.partial").text, g2zr_in(run, "best").text);
+  if (access(note.text, F_OK) != 0) return;
+  g2z_status status = g2z_object_read(run->services, note.text, &object);
   if (status == G2Z_OK)
     status = g2zr_get_doubles(&object, "totals.", g2zr_total_names, (double *)&run->kept,
                               G2Z_COUNT(g2zr_total_names));
   g2z_object_free(&object);
-  snprintf(path.text, sizeof path.text, "%s/best/model.safetensors", run->config.run_dir);
   const size_t least = 4 * run->trainer->plan->parameters; /* always fp32 */
-  if (status == G2Z_OK && (stat(path.text, &info) != 0 || (uint64_t)info.st_size <= least))
-    status = g2z_fail(run->services, G2Z_FORMAT, "%.1000s is missing or was cut", path.text);
+  if (status == G2Z_OK && (stat(model.text, &info) != 0 || (uint64_t)info.st_size <= least))
+    status = g2z_fail(run->services, G2Z_FORMAT, "%.1000s is missing or was cut", model.text);
   if (status == G2Z_OK) return;
   memset(&run->kept, 0, sizeof run->kept);
   run->kept.val_data = NAN;
@@ -1242,12 +1222,9 @@ static void g2zr_restore_kept(g2z_run *run) {
 
 /* Writes a checkpoint of this step, or nothing if it fails. */
 static g2z_status g2zr_save_state(g2z_run *run, const char *path) {
-  g2z_status status = g2z_trainer_save_with(run->trainer, path, g2zr_put_note, g2zr_save_tokenizer,
-                                            run);
-  if (status == G2Z_OK) run->saved = run->step;
-  else if (run->context->rank == 0)
-    g2zr_remove_checkpoint(g2zr_checkpoint(run, run->step, ".partial").text);
-  return status;
+  G2Z_TRY(g2z_trainer_save_with(run->trainer, path, g2zr_put_note, g2zr_save_tokenizer, run));
+  run->saved = run->step;
+  return G2Z_OK;
 }
 
 /* Rank 0: removes the checkpoints before this step's, except the last `keep` - 1, the best, and
@@ -1264,9 +1241,9 @@ static void g2zr_prune(g2z_run *run) {
       continue;
     const g2z_path path = g2zr_checkpoint(run, old, ""),
                    partial = g2zr_checkpoint(run, old, ".partial");
-    g2zr_remove_checkpoint(partial.text);
+    g2z_checkpoint_remove(partial.text);
     if (rename(path.text, partial.text) != 0) g2zr_stays(run, path.text);
-    else if (!g2zr_remove_checkpoint(partial.text)) g2zr_stays(run, partial.text);
+    else if (!g2z_checkpoint_remove(partial.text)) g2zr_stays(run, partial.text);
   }
 }
 
@@ -1295,9 +1272,9 @@ static g2z_status g2zr_save(g2z_run *run, g2z_run_event *event) {
   event->kind = G2Z_RUN_SAVED;
   g2zr_line(run, "step %" PRId64 "/%" PRId64 " | checkpoint %.4096s | %.2f s", run->step,
             run->steps, saved.text, seconds);
-  run->sum.pause_s += seconds;
   if (run->metrics.file < 0) return G2Z_OK;
-  G2Z_TRY(g2zr_write_note(run, NULL, 0, "save_ms", seconds));
+  const g2z_scalar spent = {"save_ms", seconds * 1e3};
+  G2Z_TRY(g2zr_put_line(run, &spent, 1, ""));
   G2Z_TRY(g2zr_log(run, run->line));
   g2zr_report(run, 0);
   g2zr_prune(run);
@@ -1322,7 +1299,6 @@ static g2z_status g2zr_count_steps(g2z_run *run) {
                  "are no epochs: give --steps N%s%s", config->save_epochs ? " and --save-every N" :
                  "", config->save_epochs ? ", and remove --save-epochs" : "");
     run->steps_per_epoch = run->train->steps_per_epoch;
-    run->train_sequences = run->train->sequences;
     run->epoch_ends = from->next.epoch > from->epoch; /* 1: less than one step is left */
     if (config->epochs > 0) { /* the rest of the data counts: the global batch may have changed */
       optimizer->steps = from->step + (config->epochs - from->next.epoch) * run->steps_per_epoch -
@@ -1335,7 +1311,6 @@ static g2z_status g2zr_count_steps(g2z_run *run) {
   }
   g2z_loader_free(run->train);
   run->train = NULL;
-  run->epochs = (run->steps + run->steps_per_epoch - 1) / run->steps_per_epoch;
   if (optimizer->warmup < 0) {
     optimizer->warmup = optimizer->steps / 10;
     if (optimizer->warmup > 1000) optimizer->warmup = 1000;
@@ -1479,7 +1454,7 @@ static void g2zr_introduce(g2z_run *run) {
       G2ZR_SAY(run, "mixture: %.2f %% of the sequences from %s, which has %" PRId64 " tokens",
                100 * loader->set[k].share, loader->set[k].glob, loader->set[k].tokens);
     G2ZR_SAY(run, "step: batch %d x sequence %d x micro-steps %d x ranks %d = %" PRId64 " tokens",
-             plan->batch, plan->seq, plan->accum, plan->world, run->tokens_per_step);
+             plan->batch, plan->seq, plan->accum, plan->world, loader->global * plan->seq);
     G2ZR_SAY(run, "schedule: %s, lr %g to %g, %" PRId64 " step%s of warm-up",
              g2zr_schedules[train->optimizer.schedule], (double)train->optimizer.lr,
              (double)train->optimizer.min_lr, train->optimizer.warmup,
@@ -1556,22 +1531,15 @@ G2Z_API g2z_status g2z_lock_directory(g2z_services *services, const char *path, 
              path);
 }
 
-/* Rank 0, as soon as the run directory exists: two runs in it would remove each other's files. */
-static g2z_status g2zr_lock(g2z_run *run) {
-  const char *directory = run->config.run_dir;
-  int there;
-  if (!directory || run->lock >= 0) return G2Z_OK;
-  G2Z_TRY(g2z_is_there(run->services, directory, &there));
-  if (!there) return G2Z_OK;
-  return g2z_lock_directory(run->services, directory, &run->lock);
-}
-
-/* Rank 0: finds the checkpoint to resume from, and decides whether run_dir's own run continues. */
+/* Rank 0: finds the checkpoint to resume from, and decides whether run_dir's own run continues. If
+ * run_dir exists, locks it first: two runs in it would remove each other's files. */
 static g2z_status g2zr_choose(g2z_run *run) {
   const char *resume = run->config.resume, *run_dir = run->config.run_dir;
   struct stat here, above;
+  int there = 0;
   g2z_path path;
-  G2Z_TRY(g2zr_lock(run));
+  if (run_dir) G2Z_TRY(g2z_is_there(run->services, run_dir, &there));
+  if (there && run->lock < 0) G2Z_TRY(g2z_lock_directory(run->services, run_dir, &run->lock));
   if (!resume) return G2Z_OK;
   snprintf(path.text, sizeof path.text, "%s", resume);
   if (strcmp(resume, "latest") == 0) {
@@ -1584,7 +1552,6 @@ static g2z_status g2zr_choose(g2z_run *run) {
                       "Copy one there again, or remove them to start again", run_dir,
                       run->damaged);
     else { /* perhaps it started from another run's checkpoint */
-      int there;
       char *origin;
       size_t bytes;
       path.text[0] = 0;
@@ -1746,12 +1713,12 @@ static g2z_status g2zr_open_files(g2z_run *run) {
     G2Z_TRY(g2zr_try_weights(run, weights));
     if (!realpath(weights, run->weights))
       return g2z_fail_file(run->services, errno, "find the path of", weights);
-    if (strcmp(home, run->weights) != 0) /* else g2zr_lock makes this lock */
+    if (strcmp(home, run->weights) != 0) /* else it is run_dir, which gets its own lock */
       G2Z_TRY(g2z_lock_directory(run->services, weights, &run->weights_lock));
   }
   if (!run_dir) return G2Z_OK;
   G2Z_TRY(g2z_make_directory(run->services, run_dir));
-  G2Z_TRY(g2zr_lock(run));
+  if (run->lock < 0) G2Z_TRY(g2z_lock_directory(run->services, run_dir, &run->lock));
   if (run->config.keep_best) G2Z_TRY(g2zr_try_weights(run, g2zr_in(run, "best").text));
   g2zr_stream *const logs[] = {&run->metrics, &run->log};
   G2Z_TRY(g2zr_stream_open(run, &run->metrics, "metrics.jsonl", run->sum.metrics_bytes));
@@ -1809,10 +1776,10 @@ static g2z_status g2zr_forget_end(g2z_run *run) {
   for (int i = 0; i < 2; i++)
     for (step = INT64_MAX; g2zr_latest(run, left[i], step, &step) == G2Z_OK && step >= 0;) {
       const g2z_path path = g2zr_checkpoint(run, step, left[i]);
-      if (!g2zr_remove_checkpoint(path.text)) g2zr_stays(run, path.text);
+      if (!g2z_checkpoint_remove(path.text)) g2zr_stays(run, path.text);
     }
   const g2z_path old = g2zr_in(run, "best.partial"); /* g2zr_restore_kept may need it */
-  if (run->config.keep_best && !g2zr_remove_checkpoint(old.text)) g2zr_stays(run, old.text);
+  if (run->config.keep_best && !g2z_checkpoint_remove(old.text)) g2zr_stays(run, old.text);
   /* Damaged checkpoints get names that a resume does not look for. */
   for (step = INT64_MAX; run->damaged;) {
     G2Z_TRY(g2zr_latest(run, "", step, &step));
@@ -1835,7 +1802,6 @@ static g2z_status g2zr_open_alone(g2z_run *run) {
   g2z_run_config *config = &run->config;
   const g2z_train_config *train = &config->train;
   const char *shards = train->train_glob ? train->train_glob : config->val_glob;
-  run->tokens_per_step = (int64_t)train->batch * train->seq * train->accum * run->context->world;
   g2z_loader_config loader = {
       train->train_glob, train->batch, train->seq, train->accum, run->context->rank,
       run->context->world, train->model.vocab, G2Z_ORDER_SHUFFLED, train->seed};
@@ -1909,7 +1875,7 @@ static g2z_status g2zr_open_alone(g2z_run *run) {
  * the model lacks: now, not after hours of training. */
 static g2z_status g2zr_check_val(g2z_run *run) {
   const int64_t tokens = run->val->rows * run->config.train.seq, steps = run->val_steps;
-  int64_t counted = 0, *all;
+  int64_t counted = 0;
   g2z_status status = G2Z_OK;
   for (int64_t step = 0; step < steps && status == G2Z_OK; step++) {
     const int32_t *x, *y;
@@ -1917,10 +1883,7 @@ static g2z_status g2zr_check_val(g2z_run *run) {
     for (int64_t i = 0; i < tokens && status == G2Z_OK; i++) counted += y[i] >= 0;
   }
   G2Z_TRY(g2zr_agree(run, status));
-  status = g2zr_gather(run, counted, &all);
-  for (int rank = 0; rank < run->context->world && all; rank++) counted |= all[rank];
-  g2z_release(run->services, all);
-  G2Z_TRY(status);
+  G2Z_TRY(g2zr_first(run, counted, &counted));
   if (counted) return G2Z_OK;
   const char *remedy = steps < run->val->steps_per_epoch ? "raise --val-steps or --max-val-steps"
                        : "give --val shards whose tokens are not all masked";
@@ -1965,41 +1928,6 @@ static g2z_status g2zr_load(g2z_run *run, int *damaged) {
   return status;
 }
 
-/* FLOP/s of dense products in `dtype` with fp32 sums, from NVIDIA's data sheets (fp32: without
- * tensor cores). `name` is CUDA's whole name of the GPU: variants of one chip differ in clock and
- * multiprocessors (SXM, PCIe, NVL), and a part of a GPU (MIG, vGPU) is slower. NaN: unknown. */
-static double g2zr_peak_flops(const char *name, g2z_dtype dtype) {
-  static const struct {
-    const char *name;
-    double half, tf32, single; /* TFLOP/s */
-  } known[] = {
-      {"NVIDIA GB200",              2500, 1250, 80},
-      {"NVIDIA B200",               2250, 1125, 75},
-      {"NVIDIA GH200 480GB",        989.4, 494.7, 66.9},
-      {"NVIDIA GH200 120GB",        989.4, 494.7, 66.9},
-      {"NVIDIA GH200 144G HBM3e",   989.4, 494.7, 66.9},
-      {"NVIDIA H200",               989.4, 494.7, 66.9},
-      {"NVIDIA H200 NVL",           835.5, 417.7, 60},
-      {"NVIDIA H100 80GB HBM3",     989.4, 494.7, 66.9},
-      {"NVIDIA H100 NVL",           835.5, 417.7, 60},
-      {"NVIDIA H100 PCIe",          756.5, 378, 51.2},
-      {"NVIDIA A100-SXM4-40GB",     312, 156, 19.5},
-      {"NVIDIA A100-SXM4-80GB",     312, 156, 19.5},
-      {"NVIDIA A100-PCIE-40GB",     312, 156, 19.5},
-      {"NVIDIA A100 80GB PCIe",     312, 156, 19.5},
-      {"NVIDIA A10G",               70, 35, 31.2},
-      {"NVIDIA L40S",               362, 183, 91.6},
-      {"NVIDIA L4",                 121, 60, 30.3},
-      {"Tesla T4",                  65, NAN, 8.1},
-  };
-  for (size_t i = 0; i < G2Z_COUNT(known); i++)
-    if (strcmp(name, known[i].name) == 0)
-      return 1e12 * (dtype == G2Z_FP32   ? known[i].single
-                     : dtype == G2Z_TF32 ? known[i].tf32
-                                         : known[i].half);
-  return NAN;
-}
-
 /* The work that this run's settings ask for. A run that has a checkpoint saves at its end, too. */
 static int g2zr_possible(const g2z_run *run) {
   const g2z_run_config *c = &run->config;
@@ -2012,11 +1940,9 @@ static int g2zr_possible(const g2z_run *run) {
 
 /* Opens the files last, so that an earlier failure leaves none. */
 static g2z_status g2zr_open(g2z_run *run) {
-  struct utsname name;
-  memset(&name, 0, sizeof name);
-  uname(&name);
-  g2z_utc_now(run->started_utc);
-  snprintf(run->id, sizeof run->id, "%s_%.64s_%ld", run->started_utc, name.nodename,
+  uname(&run->host);
+  run->started_utc = g2z_utc_now();
+  snprintf(run->id, sizeof run->id, "%s_%.64s_%ld", run->started_utc.text, run->host.nodename,
            (long)getpid());
   run->started = g2z_seconds();
   G2Z_TRY(g2zr_agree(run, g2zr_check(run)));
@@ -2047,8 +1973,6 @@ static g2z_status g2zr_open(g2z_run *run) {
     run->config = config;
   }
   if (config.profile) G2Z_TRY(g2zr_agree(run, g2z_device_time_spans(run->trainer->device)));
-  run->peak_flops = run->context->world *
-                    g2zr_peak_flops(run->trainer->device->info.name, config.train.dtype);
   g2zr_totals *sum = &run->sum;
   run->kept.val_data = NAN;
   sum->best_val_loss = sum->best_loss = sum->best_step = sum->target_step = NAN;
@@ -2187,15 +2111,52 @@ G2Z_API double g2z_flops_per_token(const g2z_plan *plan) {
   return 6 * (12 * L * C * C + plan->model.vocab * C) + 6 * L * plan->seq * C;
 }
 
+/* FLOP/s of dense products in `dtype` with fp32 sums, from NVIDIA's data sheets (fp32: without
+ * tensor cores). `name` is CUDA's whole name of the GPU: variants of one chip differ in clock and
+ * multiprocessors (SXM, PCIe, NVL), and a part of a GPU (MIG, vGPU) is slower. NaN: unknown. */
+static double g2zr_peak_flops(const char *name, g2z_dtype dtype) {
+  static const struct {
+    const char *name;
+    double half, tf32, single; /* TFLOP/s */
+  } known[] = {
+      {"NVIDIA GB200",              2500, 1250, 80},
+      {"NVIDIA B200",               2250, 1125, 75},
+      {"NVIDIA GH200 480GB",        989.4, 494.7, 66.9},
+      {"NVIDIA GH200 120GB",        989.4, 494.7, 66.9},
+      {"NVIDIA GH200 144G HBM3e",   989.4, 494.7, 66.9},
+      {"NVIDIA H200",               989.4, 494.7, 66.9},
+      {"NVIDIA H200 NVL",           835.5, 417.7, 60},
+      {"NVIDIA H100 80GB HBM3",     989.4, 494.7, 66.9},
+      {"NVIDIA H100 NVL",           835.5, 417.7, 60},
+      {"NVIDIA H100 PCIe",          756.5, 378, 51.2},
+      {"NVIDIA A100-SXM4-40GB",     312, 156, 19.5},
+      {"NVIDIA A100-SXM4-80GB",     312, 156, 19.5},
+      {"NVIDIA A100-PCIE-40GB",     312, 156, 19.5},
+      {"NVIDIA A100 80GB PCIe",     312, 156, 19.5},
+      {"NVIDIA A10G",               70, 35, 31.2},
+      {"NVIDIA L40S",               362, 183, 91.6},
+      {"NVIDIA L4",                 121, 60, 30.3},
+      {"Tesla T4",                  65, NAN, 8.1},
+  };
+  for (size_t i = 0; i < G2Z_COUNT(known); i++)
+    if (strcmp(name, known[i].name) == 0)
+      return 1e12 * (dtype == G2Z_FP32   ? known[i].single
+                     : dtype == G2Z_TF32 ? known[i].tf32
+                                         : known[i].half);
+  return NAN;
+}
+
 /* A step's loss is known: updates the metrics and sums, and fills the event. */
 static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_event *event) {
   g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
   g2zr_totals *sum = &run->sum;
   g2z_metrics *m = &run->known;
+  const g2z_plan *plan = run->trainer->plan;
   const double step_s = run->step_s_of[report->loss_step % 2];
-  const double tokens = (double)run->tokens_per_step, targets = (double)report->counted;
+  const double tokens = (double)(run->trainer->loader->global * plan->seq);
+  const double targets = (double)report->counted;
   m->step = report->loss_step;
-  m->tokens += run->tokens_per_step;
+  m->tokens += (int64_t)tokens;
   m->loss = (double)report->loss;
   m->lr = (double)report->lr;
   m->grad_norm = (double)report->grad_norm;
@@ -2203,10 +2164,11 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_eve
   m->skipped = report->skipped;
   m->step_ms = step_s * 1e3;
   m->tok_s = tokens / step_s;
-  m->mfu = g2z_flops_per_token(run->trainer->plan) * m->tok_s / run->peak_flops;
+  m->mfu = g2z_flops_per_token(plan) * m->tok_s /
+           (plan->world * g2zr_peak_flops(run->trainer->device->info.name, plan->dtype));
   m->exposed_comm_ms = report->exposed_comm_ms;
   m->data_ms = report->data_ms;
-  m->mem_gib = (double)run->trainer->plan->bytes_total / 1073741824.0;
+  m->mem_gib = (double)plan->bytes_total / 1073741824.0;
   epoch->steps++;
   G2Z_TRY(G2Z_GROW(run->services, &run->step_s, &run->step_s_capacity, run->timed, run->timed + 1));
   run->step_s[run->timed++] = step_s;
@@ -2239,35 +2201,27 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_eve
         : g2z_fail(run->services, G2Z_DIVERGED, "no step of %" PRId64 " was applied, since no "
                    "gradients were finite at loss scale %g: the model has not changed. %s", steps,
                    m->loss_scale, remedy));
-#define X(type, name, meaning) #name,
-  static const char *const names[] = {G2Z_METRIC_LIST(X)};
+#define X(type, name, meaning) {"train/" #name, (double)m->name},
+  const g2z_scalar metrics[] = {G2Z_METRIC_LIST(X)}; /* the first two are step and tokens */
 #undef X
-#define X(type, name, meaning) "train/" #name,
-  static const char *const tags[] = {G2Z_METRIC_LIST(X)};
-#undef X
-#define X(type, name, meaning) (double)m->name,
-  const double values[] = {G2Z_METRIC_LIST(X)};
-#undef X
-  const int count = (int)G2Z_COUNT(tags); /* the first two are step and tokens */
-  G2Z_TRY(g2zr_put_line(run, count - 2, names + 2, values + 2, ""));
-  G2Z_TRY(g2zr_put_events(run, m->step, count - 1, tags + 1, values + 1));
+  G2Z_TRY(g2zr_put_line(run, metrics + 2, (int)G2Z_COUNT(metrics) - 2, ""));
+  G2Z_TRY(g2zr_put_events(run, m->step, metrics + 1, (int)G2Z_COUNT(metrics) - 1));
   const double smooth_s = sum->smooth_s / sum->smooth_weight;
   event->kind = G2Z_RUN_STEP;
   event->tokens_per_second = tokens / smooth_s;
   event->eta_seconds = (double)(run->steps - m->step) * (smooth_s + sum->pause_s / (double)m->step);
-  char eta[32], scale[64] = "", skipped[48] = "skipped";
+  char scale[64] = "", skipped[48] = "skipped";
   if (m->skipped == 2)
     snprintf(skipped, sizeof skipped, "spike %" PRId64 ", skipped", report->spikes);
   else if (m->grad_norm == 0 && isnan(m->loss))
     snprintf(skipped, sizeof skipped, "no token counts: skipped");
-  g2zr_duration_text(event->eta_seconds, eta);
   if (run->config.train.dtype == G2Z_FP16)
     snprintf(scale, sizeof scale, " | scale %.0f%s%s", m->loss_scale, m->skipped ? ", " : "",
              m->skipped ? skipped : "");
   else if (m->skipped) snprintf(scale, sizeof scale, " | %s", skipped);
   g2zr_line(run, "step %" PRId64 "/%" PRId64 " | loss %.4f | eta %s | %.0f tok/s | lr %.2e | norm "
-            "%.3f%s", m->step, run->steps, m->loss, eta, event->tokens_per_second, m->lr,
-            m->grad_norm, scale);
+            "%.3f%s", m->step, run->steps, m->loss, g2zr_duration(event->eta_seconds).text,
+            event->tokens_per_second, m->lr, m->grad_norm, scale);
   return g2zr_log(run, run->line);
 }
 
@@ -2281,7 +2235,6 @@ static void g2zr_share(void *user, double share) {
 }
 
 static g2z_status g2zr_validate(g2z_run *run, g2z_run_event *event) {
-  static const char *const names[] = {"val_loss", "val_ms", "target_seconds"};
   const g2z_run_config *config = &run->config;
   g2zr_totals *sum = &run->sum;
   g2z_loader_position first = {0, 0};
@@ -2293,7 +2246,6 @@ static g2z_status g2zr_validate(g2z_run *run, g2z_run_event *event) {
                     "are too large for %s. Give --dtype fp32", isnan(loss) ? "nan" : "infinite",
                     g2z_dtype_text(run->config.train.dtype));
   double seconds = g2z_seconds() - begin;
-  sum->pause_s += seconds;
   run->epoch[run->epoch_count - 1].val_loss = loss;
   if (!g2zr_same_tokens(run)) {
     sum->best_val_loss = sum->best_step = NAN;
@@ -2324,10 +2276,11 @@ static g2z_status g2zr_validate(g2z_run *run, g2z_run_event *event) {
   if (reached) snprintf(note, sizeof note, " | reaches the target of %g", sum->target_loss);
   g2zr_line(run, "step %" PRId64 "/%" PRId64 " | val loss %.4f | perplexity %s%s", run->step,
             run->steps, loss, shown, note);
-  const double values[] = {loss, seconds * 1e3, sum->target_s};
-  G2Z_TRY(g2zr_put_line(run, reached ? 3 : 2, names, values, reached ? ", \"target\": true" : ""));
-  static const char *const tag = "val/loss";
-  G2Z_TRY(g2zr_put_events(run, run->step, 1, &tag, &loss));
+  const g2z_scalar values[] = {
+      {"val_loss", loss}, {"val_ms", seconds * 1e3}, {"target_seconds", sum->target_s}};
+  G2Z_TRY(g2zr_put_line(run, values, reached ? 3 : 2, reached ? ", \"target\": true" : ""));
+  const g2z_scalar curve = {"val/loss", loss};
+  G2Z_TRY(g2zr_put_events(run, run->step, &curve, 1));
   G2Z_TRY(g2zr_log(run, run->line));
   if (config->patience > 0 && sum->stale >= (double)config->patience &&
       !(run->due & G2ZR_DUE_FINISH)) {
@@ -2352,7 +2305,6 @@ static void g2zr_printable(const char *text, size_t bytes, char *to) {
 
 /* Scores the next file of --eval. */
 static g2z_status g2zr_evaluate(g2z_run *run, g2z_run_event *event) {
-  static const char *const names[] = {"eval", "eval_loss", "eval_acc_norm", "eval_ms"};
   const int file = run->evaluated, files = run->config.eval.count;
   const char *path = run->config.eval.text[file], *slash = strrchr(path, '/');
   const char *name = slash ? slash + 1 : path; /* at most NAME_MAX bytes, since it was opened */
@@ -2367,21 +2319,22 @@ static g2z_status g2zr_evaluate(g2z_run *run, g2z_run_event *event) {
   g2z_eval eval;
   G2Z_TRY(g2z_eval_run(run->eval[file], &run->trainer->model, g2zr_share, run, &eval));
   double seconds = g2z_seconds() - begin;
-  run->sum.pause_s += seconds;
   run->evaluated = (file + 1) % files;
   event->kind = G2Z_RUN_EVALUATION;
   g2z_eval_text(&eval, text);
   g2zr_line(run, "step %" PRId64 "/%" PRId64 " | %s | %s | %.2f s", run->step, run->steps, path,
             text, seconds);
-  const double acc = eval.questions ? eval.acc_norm : NAN;
-  const double values[] = {(double)file, eval.loss, acc, seconds * 1e3};
+  const g2z_scalar values[] = {{"eval", (double)file},
+                               {"eval_loss", eval.loss},
+                               {"eval_acc_norm", eval.questions ? eval.acc_norm : NAN},
+                               {"eval_ms", seconds * 1e3}};
   g2zr_printable(name, strlen(name), tag + strlen(tag)); /* strings of both files are UTF-8 */
   snprintf(member, sizeof member, ", \"eval_file\": \"%s\"", tag + strlen("eval/"));
   for (char *c = member + strlen(", \"eval_file\": \""); c[1]; c++)
     if (*c == '"' || *c == '\\') *c = '\''; /* it needs no escape */
-  G2Z_TRY(g2zr_put_line(run, 4, names, values, member));
-  const char *tags = tag;
-  G2Z_TRY(g2zr_put_events(run, run->step, 1, &tags, &eval.loss));
+  G2Z_TRY(g2zr_put_line(run, values, 4, member));
+  const g2z_scalar curve = {tag, eval.loss};
+  G2Z_TRY(g2zr_put_events(run, run->step, &curve, 1));
   return g2zr_log(run, run->line);
 }
 
@@ -2412,8 +2365,8 @@ static g2z_status g2zr_write_sample(g2z_run *run, g2z_run_event *event) {
   g2z_release(run->services, text);
   G2Z_TRY(status);
   double seconds = g2z_seconds() - begin;
-  run->sum.pause_s += seconds;
-  G2Z_TRY(g2zr_write_note(run, NULL, 0, "sample_ms", seconds));
+  const g2z_scalar spent = {"sample_ms", seconds * 1e3};
+  G2Z_TRY(g2zr_put_line(run, &spent, 1, ""));
   if (run->log.file >= 0)
     G2Z_TRY(g2zr_hold(run, g2zr_write_text(run, "sample.txt", run->sample_text)));
   return g2zr_log(run, run->sample_text);
@@ -2422,16 +2375,11 @@ static g2z_status g2zr_write_sample(g2z_run *run, g2z_run_event *event) {
 /* Reports the stop, after the state was saved. Any rank may have received the signal. */
 static g2z_status g2zr_stop(g2z_run *run) {
   char name[32], text[1400];
-  int64_t *all;
-  g2z_status status = g2zr_gather(run, __atomic_load_n(&run->stop_signal, __ATOMIC_RELAXED), &all);
-  for (int rank = run->context->world - 1; rank >= 0 && all; rank--)
-    if (all[rank]) run->stop_signal = all[rank];
-  g2z_release(run->services, all);
-  G2Z_TRY(status);
+  G2Z_TRY(g2zr_first(run, __atomic_load_n(&run->stop_signal, __ATOMIC_RELAXED),
+                     &run->stop_signal));
   g2zr_settle_epoch(run);
   if (run->epoch[run->epoch_count - 1].steps == 0 && run->epoch_count > 1) run->epoch_count--;
-  status = run->log.file >= 0 ? g2zr_write_artifacts(run) : G2Z_OK;
-  G2Z_TRY(g2zr_agree(run, status));
+  G2Z_TRY(g2zr_agree(run, run->log.file >= 0 ? g2zr_write_artifacts(run) : G2Z_OK));
   const char *signal = g2zr_signal_text(run->stop_signal, name);
   const int saved = run->saved == run->step;
   g2zr_line(run, "stopped after step %" PRId64 " of %" PRId64 "%s%s, %s%s", run->step, run->steps,
@@ -2462,7 +2410,7 @@ static g2z_status g2zr_save_weights(g2z_run *run, const char *directory) {
 static g2z_status g2zr_retire_best(g2z_run *run, const char *old, int removes) {
   const char *run_dir = run->config.run_dir;
   g2z_path aside = g2z_path_in(run_dir, "best-1");
-  if (removes) g2zr_remove_checkpoint(old);
+  if (removes) g2z_checkpoint_remove(old);
   if (rmdir(old) == 0 || errno == ENOENT) return G2Z_OK;
   for (int i = 2; access(aside.text, F_OK) == 0; i++) aside = g2z_path_in(run_dir, "best-%d", i);
   G2ZR_SAY(run, "%s/best moves to %s: %s", run_dir, aside.text, removes ? "it has other files" :
@@ -2495,7 +2443,7 @@ static g2z_status g2zr_keep_best(g2z_run *run) {
   g2z_status status = g2zr_save_weights(run, fresh.text);
   const int saved = status == G2Z_OK, first = run->context->rank == 0; /* all ranks agree on it */
   if (first && saved) status = g2zr_place_best(run, fresh.text);
-  if (first && status != G2Z_OK) g2zr_remove_checkpoint(fresh.text);
+  if (first && status != G2Z_OK) g2z_checkpoint_remove(fresh.text);
   if (saved) status = g2zr_agree(run, status);
   if (status == G2Z_OK) run->kept = run->sum;
   return status;
@@ -2505,14 +2453,12 @@ static g2z_status g2zr_keep_best(g2z_run *run) {
  * that the next call returns it again. */
 static g2z_status g2zr_due(g2z_run *run, g2z_run_event *event, int *shown) {
   const int now = run->due & -run->due; /* the lowest bit */
+  const double begin = g2z_seconds();
   *shown = !(now & (G2ZR_DUE_EPOCH_END | G2ZR_DUE_WEIGHTS | G2ZR_DUE_BEST));
   event->line = run->line;
   switch (now) {
     case G2ZR_DUE_VALIDATION: G2Z_TRY(g2zr_validate(run, event)); break;
-    case G2ZR_DUE_EVALUATION:
-      G2Z_TRY(g2zr_evaluate(run, event));
-      if (run->evaluated) return G2Z_OK; /* more files follow */
-      break;
+    case G2ZR_DUE_EVALUATION: G2Z_TRY(g2zr_evaluate(run, event)); break;
     case G2ZR_DUE_SAMPLE:
       G2Z_TRY(g2zr_write_sample(run, event));
       event->line = run->sample_text;
@@ -2520,8 +2466,9 @@ static g2z_status g2zr_due(g2z_run *run, g2z_run_event *event, int *shown) {
     case G2ZR_DUE_EPOCH_END: { /* the next epoch begins unless the run ends */
       const g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
       g2zr_settle_epoch(run);
+      const g2z_scalar ended[] = {{"epoch", epoch->index}, {"epoch_ms", epoch->wall_s * 1e3}};
       if (run->epoch_ends) /* if --max-train-steps cuts an epoch, a longer run may continue it */
-        G2Z_TRY(g2zr_write_note(run, "epoch", epoch->index, "epoch_ms", epoch->wall_s));
+        G2Z_TRY(g2zr_put_line(run, ended, 2, ""));
       if (!(run->due & G2ZR_DUE_FINISH)) G2Z_TRY(g2zr_begin_epoch(run, epoch->index + 1));
       break;
     }
@@ -2541,7 +2488,8 @@ static g2z_status g2zr_due(g2z_run *run, g2z_run_event *event, int *shown) {
       event->kind = G2Z_RUN_DONE;
       return G2Z_OK;
   }
-  run->due &= ~now;
+  if (*shown) run->sum.pause_s += g2z_seconds() - begin;
+  if (now != G2ZR_DUE_EVALUATION || !run->evaluated) run->due &= ~now; /* else more files follow */
   return G2Z_OK;
 }
 
@@ -3131,10 +3079,9 @@ typedef struct g2zr_launch {
 static void g2zr_put_launch(void *user, g2z_json_out *out) {
   const g2zr_launch *launch = (const g2zr_launch *)user;
   const g2z_run_config *run = launch->run;
-  char now[32], host[256] = "";
-  g2z_utc_now(now);
+  char host[256] = "";
   gethostname(host, sizeof host - 1);
-  G2ZR_TEXT("timestamp_utc", now);
+  G2ZR_TEXT("timestamp_utc", g2z_utc_now().text);
   G2ZR_TEXT("launcher", launch->place->launcher);
   G2ZR_TEXT("checkpoint_path", run->save_weights ? run->save_weights : run->run_dir);
   G2ZR_TEXT("rank0_host", host);
@@ -3184,13 +3131,12 @@ G2Z_API g2z_status g2z_run_launch(g2z_run_options *o, const g2z_context_config *
     __atomic_store_n(&o->met, ranks, __ATOMIC_RELEASE);
     if (o->nccl_logs) {
       /* NCCL reads these variables once, at its start, and opens its files in a directory that
-       * exists. Values that the user has set stay. */
+       * exists. It replaces %h by the host and %p by the process. Values of the user stay. */
       status = g2z_make_directory(config->services, run_dir);
       setenv("NCCL_DEBUG", "INFO", 0);
-      snprintf(text, sizeof text, "%s/nccl_rank_%%h_%%p.log", run_dir); /* NCCL's: host, process */
-      setenv("NCCL_DEBUG_FILE", text, 0);
-      snprintf(text, sizeof text, "%s/nccl_topo.xml", run_dir);
-      if (place->rank == 0) setenv("NCCL_TOPO_DUMP_FILE", text, 0);
+      setenv("NCCL_DEBUG_FILE", g2z_path_in(run_dir, "nccl_rank_%%h_%%p.log").text, 0);
+      if (place->rank == 0)
+        setenv("NCCL_TOPO_DUMP_FILE", g2z_path_in(run_dir, "nccl_topo.xml").text, 0);
     }
     status = g2z_ranks_agree(ranks, status);
   }
@@ -3218,9 +3164,7 @@ G2Z_API g2z_status g2z_run_launch(g2z_run_options *o, const g2z_context_config *
 static void g2zr_put_failure(void *user, g2z_json_out *out) {
   const g2zr_launch *launch = (const g2zr_launch *)user;
   const g2z_fault *fault = launch->fault;
-  char now[32];
-  g2z_utc_now(now);
-  G2ZR_TEXT("timestamp_utc", now);
+  G2ZR_TEXT("timestamp_utc", g2z_utc_now().text);
   G2ZR_TEXT("sentence", fault->sentence);
   G2ZR_WHOLE("rank", fault->rank);
   G2ZR_TEXT("host", fault->host);
