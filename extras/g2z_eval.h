@@ -66,7 +66,8 @@ G2Z_API void g2z_eval_text(const g2z_eval *result, char text[200]);
 
 /* Generates up to `tokens` tokens after a prompt ("": the end-of-text token). `put` receives the
  * prompt, then the text as it is generated: whole characters of UTF-8, without terminal controls.
- * The text ends if `put` returns anything except 0. */
+ * It receives 0 bytes when the model ends the text. The text ends if `put` returns anything except
+ * 0. */
 G2Z_API g2z_status g2z_write_text(g2z_model *model, const g2z_tokenizer *tokenizer,
                                   const char *prompt, int tokens, const g2z_sampling *sampling,
                                   int (*put)(void *user, const char *text, size_t bytes),
@@ -629,8 +630,11 @@ static int g2ze_each(void *user, int sequence, int32_t token) {
   size_t bytes;
   (void)sequence;
   /* If a model's vocabulary was rounded up, the model has more ids than its tokenizer. */
-  if (token >= g2z_tokenizer_vocab(w->tokenizer) || token == g2z_tokenizer_eot(w->tokenizer))
-    return 0;
+  if (token >= g2z_tokenizer_vocab(w->tokenizer)) return 0;
+  if (token == g2z_tokenizer_eot(w->tokenizer)) {
+    g2ze_put(w, NULL, 0, 1);
+    return w->put(w->user, "", 0);
+  }
   const unsigned char *text = g2z_tokenizer_token(w->tokenizer, token, &bytes);
   g2ze_put(w, text, bytes, 0);
   return w->ended;

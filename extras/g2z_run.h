@@ -348,9 +348,8 @@ struct g2z_run {
   g2z_trainer *trainer;
   g2z_loader *val, *train;           /* train: only until the steps are counted */
   g2z_tokenizer *tokenizer;
-  g2z_tokens sample;                 /* begins with the prompt */
-  size_t prompt;                     /* tokens of the prompt */
-  char *sample_text;
+  char *sample;                      /* the last one, with its heading */
+  size_t sample_bytes, sample_capacity;
   g2z_eval_set *eval[G2Z_TEXTS];
   int evaluated;                     /* files that were scored after this step */
   g2zr_stream metrics, log;
@@ -1405,18 +1404,7 @@ static g2z_status g2zr_open_tokenizer(g2z_run *run) {
                g2z_tokenizer_vocab(run->tokenizer));
   config->train.model.eot = g2z_tokenizer_eot(run->tokenizer);
   if (!wanted) config->sample_tokens = 0;
-  /* The prompt, and room for what follows it. */
-  const char *prompt = config->prompt && *config->prompt ? config->prompt : "<|endoftext|>";
-  g2z_encoder *encoder;
-  G2Z_TRY(g2z_encoder_create(run->services, run->tokenizer, &encoder));
-  g2z_status status = g2z_encode(encoder, prompt, strlen(prompt), G2Z_ENCODE_ALLOW_SPECIAL,
-                                 &run->sample);
-  run->prompt = run->sample.count;
-  if (status == G2Z_OK)
-    status = g2z_tokens_reserve(run->services, &run->sample,
-                                run->prompt + (size_t)config->sample_tokens);
-  g2z_encoder_free(encoder);
-  return status;
+  return G2Z_OK;
 }
 
 /* A double holds 53 of the hash's 63 bits. */
@@ -1513,7 +1501,6 @@ static void g2zr_close(g2z_run *run) {
   for (int i = 0; i < G2Z_TEXTS; i++) g2z_eval_free(run->eval[i]);
   memset(run->eval, 0, sizeof run->eval);
   g2z_tokenizer_free(run->tokenizer);
-  g2z_tokens_free(&run->sample);
   g2z_release(run->services, run->from.note);
   run->trainer = NULL;
   run->val = run->train = NULL;
@@ -2053,7 +2040,7 @@ G2Z_API void g2z_run_free(g2z_run *run) {
   g2z_events_free(run->events);
   if (run->lock >= 0) close(run->lock);
   if (run->weights_lock >= 0) close(run->weights_lock);
-  g2z_release(run->services, run->sample_text);
+  g2z_release(run->services, run->sample);
   g2z_release(run->services, run->step_s);
   g2z_release(run->services, run->epoch);
   g2z_release(run->services, run);
@@ -2291,18 +2278,6 @@ static g2z_status g2zr_validate(g2z_run *run, g2z_run_event *event) {
   return G2Z_OK;
 }
 
-/* Copies a text without control characters. `to` has room for 3 bytes per byte, and a NUL. */
-static void g2zr_printable(const char *text, size_t bytes, char *to) {
-  const unsigned char *at = (const unsigned char *)text, *end = at + bytes;
-  while (at < end) {
-    const g2z_shown shown = g2z_utf8_show(at, end);
-    memcpy(to, shown.text, shown.bytes);
-    to += shown.bytes;
-    at += shown.used;
-  }
-  *to = 0;
-}
-
 /* Scores the next file of --eval. */
 static g2z_status g2zr_evaluate(g2z_run *run, g2z_run_event *event) {
   const int file = run->evaluated, files = run->config.eval.count;
@@ -2328,7 +2303,14 @@ static g2z_status g2zr_evaluate(g2z_run *run, g2z_run_event *event) {
                                {"eval_loss", eval.loss},
                                {"eval_acc_norm", eval.questions ? eval.acc_norm : NAN},
                                {"eval_ms", seconds * 1e3}};
-  g2zr_printable(name, strlen(name), tag + strlen(tag)); /* strings of both files are UTF-8 */
+  /* Strings of both files are UTF-8 without control characters. */
+  char *to = tag + strlen(tag);
+  const unsigned char *at = (const unsigned char *)name, *end = at + strlen(name);
+  for (g2z_shown shown; at < end; at += shown.used, to += shown.bytes) {
+    shown = g2z_utf8_show(at, end);
+    memcpy(to, shown.text, shown.bytes);
+  }
+  *to = 0;
   snprintf(member, sizeof member, ", \"eval_file\": \"%s\"", tag + strlen("eval/"));
   for (char *c = member + strlen(", \"eval_file\": \""); c[1]; c++)
     if (*c == '"' || *c == '\\') *c = '\''; /* it needs no escape */
@@ -2338,38 +2320,41 @@ static g2z_status g2zr_evaluate(g2z_run *run, g2z_run_event *event) {
   return g2zr_log(run, run->line);
 }
 
-static g2z_status g2zr_write_sample(g2z_run *run, g2z_run_event *event) {
-  double begin = g2z_seconds();
-  g2z_tokens *sample = &run->sample;
-  sample->count = run->prompt;
-  G2Z_TRY(g2z_model_generate(&run->trainer->model, 1, sample->ids,
-                             run->prompt + (size_t)run->config.sample_tokens, &sample->count,
-                             &run->config.sampling, g2z_tokenizer_eot(run->tokenizer), NULL, NULL));
-  /* Skip ids that the tokenizer lacks, as after a vocabulary was rounded up. */
-  size_t kept = run->prompt;
-  for (size_t i = kept; i < sample->count; i++)
-    if (sample->ids[i] < g2z_tokenizer_vocab(run->tokenizer)) sample->ids[kept++] = sample->ids[i];
-  sample->count = kept;
-  /* The text, with a heading for train.log and sample.txt. */
-  char *text;
-  size_t bytes;
-  G2Z_TRY(g2z_decode(run->services, run->tokenizer, sample->ids, kept, &text, &bytes));
-  g2z_release(run->services, run->sample_text);
-  g2z_status status = G2Z_NEW(run->services, 3 * bytes + 64, &run->sample_text);
-  if (status == G2Z_OK) {
-    int head = snprintf(run->sample_text, 64, "sample after step %" PRId64 ":\n", run->step);
-    g2zr_printable(text, bytes, run->sample_text + head);
-    event->kind = G2Z_RUN_SAMPLE;
-    event->sample = run->sample_text + head;
+/* Appends to the sample; 0 bytes are the end of text. If there is no memory, the model continues:
+ * other ranks would wait for this one. user: g2z_run *. */
+static int g2zr_put_sample(void *user, const char *text, size_t bytes) {
+  g2z_run *run = (g2z_run *)user;
+  if (!bytes) return g2zr_put_sample(run, "<|endoftext|>", strlen("<|endoftext|>"));
+  g2z_status status = G2Z_GROW(run->services, &run->sample, &run->sample_capacity,
+                               run->sample_bytes, run->sample_bytes + bytes + 1);
+  if (status != G2Z_OK) {
+    g2zr_note_failure(run, &run->ending, status);
+    return 0;
   }
-  g2z_release(run->services, text);
-  G2Z_TRY(status);
-  double seconds = g2z_seconds() - begin;
-  const g2z_scalar spent = {"sample_ms", seconds * 1e3};
+  memcpy(run->sample + run->sample_bytes, text, bytes);
+  run->sample_bytes += bytes;
+  run->sample[run->sample_bytes] = 0;
+  return 0;
+}
+
+static g2z_status g2zr_write_sample(g2z_run *run, g2z_run_event *event) {
+  const g2z_run_config *config = &run->config;
+  const char *prompt = config->prompt && *config->prompt ? config->prompt : "<|endoftext|>";
+  const double begin = g2z_seconds();
+  char heading[64];
+  int length = snprintf(heading, sizeof heading, "sample after step %" PRId64 ":\n", run->step);
+  run->sample_bytes = 0;
+  g2zr_put_sample(run, heading, (size_t)length);
+  G2Z_TRY(g2z_write_text(&run->trainer->model, run->tokenizer, prompt, config->sample_tokens,
+                         &config->sampling, g2zr_put_sample, run));
+  G2Z_TRY(g2zr_tell_failure(run, &run->ending));
+  event->kind = G2Z_RUN_SAMPLE;
+  event->sample = run->sample + length;
+  const g2z_scalar spent = {"sample_ms", (g2z_seconds() - begin) * 1e3};
   G2Z_TRY(g2zr_put_line(run, &spent, 1, ""));
   if (run->log.file >= 0)
-    G2Z_TRY(g2zr_hold(run, g2zr_write_text(run, "sample.txt", run->sample_text)));
-  return g2zr_log(run, run->sample_text);
+    G2Z_TRY(g2zr_hold(run, g2zr_write_text(run, "sample.txt", run->sample)));
+  return g2zr_log(run, run->sample);
 }
 
 /* Reports the stop, after the state was saved. Any rank may have received the signal. */
@@ -2461,7 +2446,7 @@ static g2z_status g2zr_due(g2z_run *run, g2z_run_event *event, int *shown) {
     case G2ZR_DUE_EVALUATION: G2Z_TRY(g2zr_evaluate(run, event)); break;
     case G2ZR_DUE_SAMPLE:
       G2Z_TRY(g2zr_write_sample(run, event));
-      event->line = run->sample_text;
+      event->line = run->sample;
       break;
     case G2ZR_DUE_EPOCH_END: { /* the next epoch begins unless the run ends */
       const g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
