@@ -468,8 +468,8 @@ static g2z_status report_steps(g2z_services *services, const g2z_bench *o,
   const size_t count = (size_t)w->count;
   double tokens = (double)plan->batch * plan->seq * plan->accum * plan->world;
   double median_s = g2z_median(w->step_s, count); /* sorts */
-  printf("\nstep        %.2f ms median, %.2f minimum, %.2f maximum of %d steps\n", median_s * 1e3,
-         w->step_s[0] * 1e3, w->step_s[count - 1] * 1e3, w->count);
+  printf("\nstep        %.2f ms median, %.2f minimum, %.2f maximum of %d step%s\n", median_s * 1e3,
+         w->step_s[0] * 1e3, w->step_s[count - 1] * 1e3, w->count, G2Z_PLURAL(w->count));
   printf("throughput  %.0f tokens/s\n", tokens / median_s);
   fflush(stdout);
   if (plan->world > 1) { /* ops are only timed on one rank */

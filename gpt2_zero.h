@@ -205,6 +205,7 @@ extern "C" {
   } while (0)
 #define G2Z_REFUSE(services, ...) return g2z_fail(services, G2Z_BAD_ARGUMENT, __VA_ARGS__)
 #define G2Z_COUNT(table) (sizeof table / sizeof *(table))
+#define G2Z_PLURAL(count) ((count) == 1 ? "" : "s") /* for "%d step%s" */
 
 /* ===== >>d01 status ======================================================
  * Every call that can fail returns one of these. The sentence with the values is in `error` of the
@@ -4603,9 +4604,9 @@ G2Z__PRIVATE g2z_status g2z__shard_check(g2z_services *services, g2z__shard *sha
       return g2z_fail(services, G2Z_UNSUPPORTED, "%s is version %d of llm.c's shards, but only "
                       "version 1 (uint16 tokens) is known: prepare it again", path, header[1]);
     if (header[2] < 0 || promised != shard->bytes)
-      return g2z_fail(services, G2Z_FORMAT, "%s promises %d tokens in %" PRIu64 " bytes but has "
+      return g2z_fail(services, G2Z_FORMAT, "%s promises %d token%s in %" PRIu64 " bytes but has "
                       "%" PRIu64 " bytes: it is unfinished or was cut; copy or prepare it again",
-                      path, header[2], promised, shard->bytes);
+                      path, header[2], G2Z_PLURAL(header[2]), promised, shard->bytes);
     memcpy(&shard->vocab_hash, header + 3, sizeof shard->vocab_hash);
   } else {
     /* The most common mistake is to name a text file. In prose or code, one in fifteen of GPT-2's
@@ -4618,8 +4619,8 @@ G2Z__PRIVATE g2z_status g2z__shard_check(g2z_services *services, g2z__shard *sha
       return g2z_fail(services, G2Z_FORMAT, "%s holds text, not tokens: make shards of it with "
                       "./prepare_data --vocab FILE --out DIR TEXT", path);
     if (shard->bytes % 2)
-      return g2z_fail(services, G2Z_FORMAT, "%s has no shard header and %" PRIu64 " bytes, an odd "
-                      "number, but a token takes 2: it was cut or holds no tokens. Copy it again, "
+      return g2z_fail(services, G2Z_FORMAT, "%s has no shard header, and an odd number of bytes, "
+                      "%" PRIu64 ": a token takes 2. It was cut or holds no tokens. Copy it again, "
                       "or make shards with ./prepare_data --vocab FILE --out DIR TEXT", path,
                       shard->bytes);
   }
@@ -5106,12 +5107,14 @@ G2Z__PRIVATE g2z_status g2z__loader_build(g2z_loader *loader, const char *patter
     G2Z_REFUSE(services, "%s%s: no shard has two tokens, so there is none to predict: use more "
                "data", path, more);
   if (loader->steps_per_epoch == 0)
-    G2Z_REFUSE(services, "%s%s: %" PRId64 " tokens in %zu shard%s hold %" PRId64 " sequences of "
-               "%d+1, but a step of batch %d x accum %d x world %d needs %" PRId64 ", so at least "
-               "%.0f tokens in shards of at least %d: use more data, or lower batch, accum or seq",
-               path, more, loader->tokens, reader->shard_count, reader->shard_count > 1 ? "s" : "",
-               loader->sequences, config->seq, config->batch, config->accum, config->world,
-               loader->global, (double)loader->global * config->seq + 1, config->seq + 1);
+    G2Z_REFUSE(services, "%s%s: %" PRId64 " token%s in %zu shard%s hold %" PRId64 " sequence%s "
+               "of %d+1, but a step of batch %d x accum %d x world %d needs %" PRId64 ", so at "
+               "least %.0f tokens in shards of at least %d: use more data, or lower batch, accum "
+               "or seq", path, more, loader->tokens, G2Z_PLURAL(loader->tokens),
+               reader->shard_count, G2Z_PLURAL(reader->shard_count), loader->sequences,
+               G2Z_PLURAL(loader->sequences), config->seq, config->batch, config->accum,
+               config->world, loader->global, (double)loader->global * config->seq + 1,
+               config->seq + 1);
   if (!counts)
     G2Z_REFUSE(services, "%s%s: no token counts, because the masks exclude all of them: prepare "
                "the text again, with completions that are not empty", path, more);
@@ -5193,7 +5196,7 @@ G2Z_API g2z_status g2z_loader_seek(g2z_loader *loader, g2z_loader_position posit
   if (position.epoch < 0 || position.epoch > INT64_MAX / 2 || position.step < 0 ||
       position.step >= loader->steps_per_epoch)
     G2Z_REFUSE(loader->reader->caller, "no step %" PRId64 " of epoch %" PRId64 " in this data, "
-               "whose epochs have %" PRId64 " steps: resume with the same data and global batch",
+               "with %" PRId64 " in an epoch: resume with the same data and global batch",
                position.step, position.epoch, loader->steps_per_epoch);
   g2z__loader_join(loader->reader);
   loader->position = position;
@@ -8396,8 +8399,8 @@ G2Z__PRIVATE g2z_status g2z__safetensors_add(g2z__safetensors *set, const char *
   if (got < 0) return g2z_fail_file(services, errno, "read", path);
   const uint64_t bytes = (uint64_t)info.st_size, data = bytes - 8 - length;
   if (got < 8)
-    return g2z_fail(services, G2Z_FORMAT, "%s has %" PRIu64 " bytes, too few for a safetensors "
-                    "file: copy it again", path, bytes);
+    return g2z_fail(services, G2Z_FORMAT, "%s has %" PRIu64 " byte%s, too few for a safetensors "
+                    "file: copy it again", path, bytes, G2Z_PLURAL(info.st_size));
   if (length > G2Z__TENSOR_HEADER_MOST || length > bytes - 8) {
     char head[32] = "";
     g2z__pread(part->file, head, sizeof head - 1, 0);
@@ -10736,7 +10739,7 @@ G2Z__PRIVATE g2z_status g2z__transfer_sums(g2z__transfer *x, int write) {
                       g2z__kind_of_file(&info));
     if ((uint64_t)info.st_size != whole)
       return g2z_fail(x->services, G2Z_FORMAT,
-                      "%s has %" PRIu64 " bytes and must have %" PRIu64 ": it was cut or replaced; "
+                      "%s has %" PRIu64 " of %" PRIu64 " bytes: it was cut or replaced; "
                       "copy the checkpoint again", x->path.text, (uint64_t)info.st_size, whole);
     for (uint64_t done = 0, n; done < sum->bytes; done += n) {
       n = sum->bytes - done < most ? sum->bytes - done : most;

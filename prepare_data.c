@@ -382,7 +382,7 @@ static g2z_status read_some(reader *r, job *j, size_t count, int *end) {
     if (got < 0) return g2z_fail_file(r->services, errno, "read", from->label);
     if (got == 0 && from->end != UINT64_MAX)
       return fail(r->services, G2Z_IO,
-                  "%s ends after %" PRIu64 " bytes, not %" PRIu64 ": it changed while it was "
+                  "%s ends after %" PRIu64 " of %" PRIu64 " bytes: it changed while it was "
                   "read; run again", from->label, r->offset, from->end);
     *end = got == 0;
     if (*end) return g2z_text_end(r->services, &r->text, r->offset);
@@ -1229,15 +1229,15 @@ static void print_summary(const options *o, const output *to, const g2z_tokenize
          o->train_bpe > vocab ? " (the text has no further pairs)" : "");
   for (int i = 0; i < 2; i++) {
     const stream *s = &to->streams[i];
-    printf("%-10s  %" PRId64 " document%s, %" PRId64 " tokens", s->split, s->documents,
-           s->documents == 1 ? "" : "s", s->tokens);
+    printf("%-10s  %" PRId64 " document%s, %" PRId64 " token%s", s->split, s->documents,
+           G2Z_PLURAL(s->documents), s->tokens, G2Z_PLURAL(s->tokens));
     if (o->paired) printf(", %" PRId64 " of them targets", s->counted);
     if (s->shards > 1) printf(", %" PRId64 " shards to", s->shards);
     printf("%s%s\n", s->shards ? ": " : "", s->path);
   }
   printf("text        %.1f MB in %.2f s, %.1f MB/s with %d thread%s, %.2f bytes per token\n",
          (double)to->bytes / 1e6, seconds, (double)to->bytes / 1e6 / seconds, o->threads,
-         o->threads == 1 ? "" : "s", (double)to->text_bytes / (double)to->tokens);
+         G2Z_PLURAL(o->threads), (double)to->text_bytes / (double)to->tokens);
 }
 
 /* Encodes the sources into shards and names them. */

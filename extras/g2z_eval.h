@@ -430,8 +430,8 @@ static g2z_status g2ze_read_questions(g2z_eval_set *s, const char *text, size_t 
                       1024 + 2 * begin, number);
   }
   if (bytes == 1024 + 2 * r->at) return G2Z_OK;
-  return g2z_fail(s->services, G2Z_FORMAT, "%s has %zu bytes after its last question: make it "
-                  "again with llm.c's dev/data/hellaswag.py", s->path, bytes - 1024 - 2 * r->at);
+  return g2z_fail(s->services, G2Z_FORMAT, "%s continues after its last question, at byte %zu: "
+                  "make it again with llm.c's dev/data/hellaswag.py", s->path, 1024 + 2 * r->at);
 }
 
 /* ----- a file ------------------------------------------------------------------ */
@@ -441,8 +441,8 @@ static g2z_status g2ze_read(g2z_eval_set *s, char *text, size_t bytes) {
   int32_t head[4] = {0, 0, 0, 0};
   if (bytes >= sizeof head && !g2z_text_named(s->path).packer) memcpy(head, text, sizeof head);
   if (head[0] == 20240522 && (head[1] != 1 || head[2] < 1))
-    return g2z_fail(s->services, G2Z_FORMAT, "%s holds %d questions in version %d: it must hold at "
-                    "least one, in version 1", s->path, (int)head[2], (int)head[1]);
+    return g2z_fail(s->services, G2Z_FORMAT, "%s holds %d question%s in version %d: it must hold "
+                    "at least one, in version 1", s->path, head[2], G2Z_PLURAL(head[2]), head[1]);
   if (head[0] == 20240522) return g2ze_read_questions(s, text, bytes, head[2]);
   if (head[0] == 20240520) return g2ze_shard(s, text, bytes, 1024);
   if (dot && strcmp(dot, ".bin") == 0) return g2ze_shard(s, text, bytes, 0);
@@ -590,11 +590,11 @@ G2Z_API void g2z_eval_text(const g2z_eval *e, char text[200]) {
   if (!isnan(e->bits_per_byte) && !e->questions)
     at += snprintf(text + at, 200 - (size_t)at, " | %.4f bits per byte", e->bits_per_byte);
   at += snprintf(text + at, 200 - (size_t)at, " | %" PRId64 " token%s", e->tokens,
-                 e->tokens == 1 ? "" : "s");
+                 G2Z_PLURAL(e->tokens));
   if (e->questions)
     at += snprintf(text + at, 200 - (size_t)at,
                    " | %" PRId64 " question%s: acc %.4f, acc_norm %.4f", e->questions,
-                   e->questions == 1 ? "" : "s", e->acc, e->acc_norm);
+                   G2Z_PLURAL(e->questions), e->acc, e->acc_norm);
   if (e->questions && !isnan(e->acc_bytes))
     snprintf(text + at, 200 - (size_t)at, ", acc_bytes %.4f", e->acc_bytes);
 }

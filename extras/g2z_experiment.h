@@ -1309,7 +1309,7 @@ static g2z_status g2zx_check_job(const g2zx_experiment *e, int stage, g2zx_job *
     return g2z_fail(services, G2Z_UNSUPPORTED, "one rank has nothing to exchange: --gpus 2 or "
                     "more");
   if (e->device == G2Z_DEVICE_CUDA && j->world > gpus)
-    return g2z_fail(services, G2Z_UNSUPPORTED, "%d GPUs are needed, and this process finds %d",
+    return g2z_fail(services, G2Z_UNSUPPORTED, "GPUs needed: %d; this process finds %d",
                     j->world, gpus);
   if (e->device == G2Z_DEVICE_CPU) { /* it lacks a type */
     g2z_device *device;
@@ -1318,8 +1318,8 @@ static g2z_status g2zx_check_job(const g2zx_experiment *e, int stage, g2zx_job *
   }
   if (!e->trains) return G2Z_OK;
   if (global && global % j->world)
-    return g2z_fail(services, G2Z_UNSUPPORTED, "%d sequences cannot be divided among %d ranks",
-                    global, j->world);
+    return g2z_fail(services, G2Z_UNSUPPORTED, "a global batch of %d cannot be divided among "
+                    "%d ranks", global, j->world);
   if (global) { /* the largest micro-step up to --batch that divides a rank's share */
     const int each = global / j->world;
     if (train->batch > each) train->batch = each;
@@ -1386,7 +1386,7 @@ static g2z_status g2zx_add_job(g2zx_experiment *e, double world, double stage, d
   }
   snprintf(mib, sizeof mib, "%g MiB", size);
   snprintf(ranks, sizeof ranks, "%d %s%s", j->world,
-           e->device == G2Z_DEVICE_CUDA ? "GPU" : "rank", world > 1 ? "s" : "");
+           e->device == G2Z_DEVICE_CUDA ? "GPU" : "rank", G2Z_PLURAL(j->world));
   const char *parts[] = {e->stages.count > 1 ? stages[(int)stage] : "",
                          e->dtypes.count > 1 ? g2z_dtype_text(j->train.dtype) : "",
                          e->sizes.count > 1 ? mib : "", e->ranks.count > 1 ? ranks : ""};
@@ -1663,7 +1663,7 @@ static g2z_status g2zx_finish(g2zx_experiment *e) {
     return g2z_fail(e->services, G2Z_STOPPED, "stopped by signal %d: the report holds %d of %d "
                     "runs", (int)g2zx_stop, e->runs, e->all_runs);
   if (!failed) return G2Z_OK;
-  return g2z_fail(e->services, G2Z_DEVICE, "%d of %d points failed; the list above has the "
+  return g2z_fail(e->services, G2Z_DEVICE, "points that failed: %d of %d; the list above has the "
                   "reasons. To see what their ranks printed: cat %s/run_*/console.txt", failed,
                   e->count, g2z_shell_word(e->out, word, sizeof word));
 }
@@ -1845,8 +1845,8 @@ static g2z_status g2zx_report(g2z_services *services, const g2z_bench *o) {
   if (status == G2Z_OK) status = g2z_results_page(results, path.text);
   if (status == G2Z_OK)
     g2z_log(services, G2Z_LOG_INFO, "%s: %zu experiment%s, %zu run%s", path.text,
-            results->report_count, results->report_count == 1 ? "" : "s", results->run_count,
-            results->run_count == 1 ? "" : "s");
+            results->report_count, G2Z_PLURAL(results->report_count), results->run_count,
+            G2Z_PLURAL(results->run_count));
   g2z_results_free(results);
   return status;
 }

@@ -926,8 +926,6 @@ static g2z_path g2zr_checkpoint(const g2z_run *run, int64_t step, const char *su
   return g2z_path_in(run->config.run_dir, G2ZR_CHECKPOINT "%s", step, suffix);
 }
 
-static const char *g2zr_plural(int64_t count) { return count == 1 ? "" : "s"; }
-
 /* "59 s", "12:34", "1:02:03". */
 static g2z_short g2zr_duration(double seconds) {
   int64_t s = (int64_t)(seconds + 0.5);
@@ -995,7 +993,7 @@ static g2z_status g2zr_finish(g2z_run *run) {
     if (!isnan(run->sum.best_val_loss))
       snprintf(best, sizeof best, "best validation loss %.4f, ", run->sum.best_val_loss);
     G2ZR_SAY(run, "done: %s%s%" PRId64 " step%s, %" PRId64 " tokens, %s", loss, best,
-             run->known.step, g2zr_plural(run->known.step), run->known.tokens,
+             run->known.step, G2Z_PLURAL(run->known.step), run->known.tokens,
              g2zr_duration(g2zr_wall_s(run)).text);
     if (g2zr_worse(run))
       g2z_log(run->services, G2Z_LOG_WARNING, "the run diverged: the loss of the last steps, %.4g, "
@@ -1423,7 +1421,7 @@ static void g2zr_introduce(g2z_run *run) {
   const g2z_model_config *model = &plan->model;
   const char *from = train->init_from;
   G2ZR_SAY(run, "model: %d layer%s, %d head%s, %d channels, %.2f M parameters", model->layers,
-           g2zr_plural(model->layers), model->heads, g2zr_plural(model->heads), model->channels,
+           G2Z_PLURAL(model->layers), model->heads, G2Z_PLURAL(model->heads), model->channels,
            (double)plan->parameters * 1e-6);
   G2ZR_SAY(run, "text: vocabulary %d, context %d", model->vocab, model->context);
   if (from) G2ZR_SAY(run, "weights: from %s", from);
@@ -1433,11 +1431,11 @@ static void g2zr_introduce(g2z_run *run) {
     const g2z_loader *loader = run->trainer->loader;
     if (loader->mixed)
       G2ZR_SAY(run, "training: %" PRId64 " step%s of a mixture", run->steps,
-               g2zr_plural(run->steps));
+               G2Z_PLURAL(run->steps));
     else
       G2ZR_SAY(run, "training: %" PRId64 " step%s, %.2f epochs of %" PRId64 " step%s", run->steps,
-               g2zr_plural(run->steps), (double)run->steps / (double)run->steps_per_epoch,
-               run->steps_per_epoch, g2zr_plural(run->steps_per_epoch));
+               G2Z_PLURAL(run->steps), (double)run->steps / (double)run->steps_per_epoch,
+               run->steps_per_epoch, G2Z_PLURAL(run->steps_per_epoch));
     for (int k = 0; k < loader->sets && loader->mixed; k++)
       G2ZR_SAY(run, "mixture: %.2f %% of the sequences from %s, which has %" PRId64 " tokens",
                100 * loader->set[k].share, loader->set[k].glob, loader->set[k].tokens);
@@ -1446,7 +1444,7 @@ static void g2zr_introduce(g2z_run *run) {
     G2ZR_SAY(run, "schedule: %s, lr %g to %g, %" PRId64 " step%s of warm-up",
              g2zr_schedules[train->optimizer.schedule], (double)train->optimizer.lr,
              (double)train->optimizer.min_lr, train->optimizer.warmup,
-             g2zr_plural(train->optimizer.warmup));
+             G2Z_PLURAL(train->optimizer.warmup));
     const g2z_run_config *c = &run->config;
     const int64_t every = c->val_every > 0 ? c->val_every : run->steps_per_epoch;
     if ((c->keep_best || c->patience > 0) && run->resumed < run->steps && every >= run->steps &&
@@ -1460,8 +1458,8 @@ static void g2zr_introduce(g2z_run *run) {
               train->optimizer.warmup, run->steps, (double)train->optimizer.lr);
   }
   if (run->val)
-    G2ZR_SAY(run, "validation: %" PRId64 " batch%s, up to %" PRId64 " tokens", run->val_steps,
-             run->val_steps == 1 ? "" : "es", run->val_tokens);
+    G2ZR_SAY(run, "validation: %" PRId64 " batch%s, up to %" PRId64 " token%s", run->val_steps,
+             run->val_steps == 1 ? "" : "es", run->val_tokens, G2Z_PLURAL(run->val_tokens));
   if (run->val && !isnan(run->sum.best_step) && !g2zr_same_tokens(run))
     g2z_log(run->services, G2Z_LOG_WARNING, "the validation tokens changed since the checkpoint: "
             "the lowest loss so far, %.4f of step %.0f, belongs to the old tokens. A new "
@@ -1479,7 +1477,7 @@ static void g2zr_introduce(g2z_run *run) {
     if (run->steps <= run->resumed)
       G2ZR_SAY(run, "no step is left: the run has %" PRId64 " step%s, and the checkpoint is of "
                "step %" PRId64 "; to continue, give more than %s %" PRId64, run->steps,
-               g2zr_plural(run->steps), run->resumed, flag, length);
+               G2Z_PLURAL(run->steps), run->resumed, flag, length);
   } else if (run->config.resume)
     G2ZR_SAY(run, "no checkpoint in %s: starts from the beginning", run->config.run_dir);
 }
@@ -2174,7 +2172,6 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_eve
   sum->train_tokens += tokens;
   sum->smooth_s = 0.95 * sum->smooth_s + 0.05 * step_s;
   sum->smooth_weight = 0.95 * sum->smooth_weight + 0.05;
-  const int64_t steps = run->steps - run->resumed;
   const char *remedy = /* before the first applied step the learning rate has no effect */
       report->applied ? "Lower --lr or --loss-scale, or resume an earlier checkpoint"
       : !(m->loss_scale > 1) ? "Start from other weights, or give --dtype fp32"
@@ -2184,10 +2181,10 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_eve
     g2zr_note_failure(run, &run->ending, m->grad_norm == 0 && isnan(m->loss)
         ? g2z_fail(run->services, G2Z_BAD_ARGUMENT, "no step of %" PRId64 " was applied, since "
                    "masks exclude all tokens of the last one: the model has not changed. Train for "
-                   "more --steps, or raise --batch", steps)
+                   "more --steps, or raise --batch", run->steps - run->resumed)
         : g2z_fail(run->services, G2Z_DIVERGED, "no step of %" PRId64 " was applied, since no "
-                   "gradients were finite at loss scale %g: the model has not changed. %s", steps,
-                   m->loss_scale, remedy));
+                   "gradients were finite at loss scale %g: the model has not changed. %s",
+                   run->steps - run->resumed, m->loss_scale, remedy));
 #define X(type, name, meaning) {"train/" #name, (double)m->name},
   const g2z_scalar metrics[] = {G2Z_METRIC_LIST(X)}; /* the first two are step and tokens */
 #undef X
@@ -2754,7 +2751,7 @@ G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
   static const char *const parts[] = {G2Z_MEMORY_LIST(G2Z_LIST_TEXT)};
   snprintf(stage, sizeof stage, "stage %d", plan->zero_stage);
   PUT("model       %d layer%s, %d head%s, %d channels, context %d, vocab %d (padded to %d): "
-      "%.2f M parameters", m->layers, g2zr_plural(m->layers), m->heads, g2zr_plural(m->heads),
+      "%.2f M parameters", m->layers, G2Z_PLURAL(m->layers), m->heads, G2Z_PLURAL(m->heads),
       m->channels, m->context, m->vocab, plan->vocab_padded, (double)plan->parameters * 1e-6);
   PUT("step        B=%d x T=%d x accum=%d x world=%d = %" PRId64 " tokens", plan->batch, plan->seq,
       plan->accum, plan->world, (int64_t)plan->batch * plan->seq * plan->accum * plan->world);

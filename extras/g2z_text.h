@@ -1155,7 +1155,7 @@ static g2z_status g2zt_read_json_merges(g2zt_reading *reading, g2z_json *json) {
         G2Z_TRY(g2zt_read_text(reading, g2z_json_string(json), &bytes));
       }
       if (json->status == G2Z_OK && count != 2)
-        return g2zt_reading_fail(reading, "joins %zu tokens; a merge joins 2", count);
+        return g2zt_reading_fail(reading, "a merge joins 2 tokens, not %zu", count);
     }
     if (json->status != G2Z_OK) return G2Z_OK;
     G2Z_TRY(g2zt_read_merge(reading, reading->text, bytes));
@@ -1184,8 +1184,8 @@ static g2z_status g2zt_read_json_vocab(g2zt_reading *reading, g2z_json *json) {
     known++;
   }
   if (json->status == G2Z_OK && known != tokens->count)
-    return g2z_fail(reading->services, G2Z_FORMAT, "%s: its vocabulary has %zu tokens, but bytes "
-                    "and merges make %zu", reading->label, known, tokens->count);
+    return g2z_fail(reading->services, G2Z_FORMAT, "%s: the size of its vocabulary is %zu, but "
+                    "bytes and merges make %zu", reading->label, known, tokens->count);
   return G2Z_OK;
 }
 

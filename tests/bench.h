@@ -326,7 +326,7 @@ static void test_bench_scaling(g2z_test *t) {
            "--repeats 2 --dropout 0.1 --recompute block --out '%s'", test_bench_small,
            test_path(t, "scaling"));
   CHECK_HAS(t, test_bench(t, 0, "%s", arguments), "\n[4/4] 2 ranks, repeat 2: ", " left\n",
-            "skipped: 3 ranks: 4 sequences cannot be divided among 3 ranks\n",
+            "skipped: 3 ranks: a global batch of 4 cannot be divided among 3 ranks\n",
             "\n| 2 ranks | 2 | 2 | 1 | ");
   g2z_summary *s = test_bench_summary(t, "scaling");
   CHECK(t, s->count == 3 && s->points[2].outcome == G2Z_OUTCOME_SKIPPED);
@@ -395,7 +395,7 @@ static void test_bench_failing(g2z_test *t) {
   test_write_file(t, test_path(t, "bad.bin"), tokens, sizeof tokens);
   CHECK_HAS(t, test_bench(t, 1, "scaling %s --gpus 1,2 --global-batch 2 --repeats 2 --train "
                           "$D/bad.bin --steps 200 --out $D/scaling", test_bench_small),
-            "] 1 rank, repeat 1: failed, exit code 1: ", "bench: 2 of 2 points failed");
+            "] 1 rank, repeat 1: failed, exit code 1: ", "bench: points that failed: 2 of 2; ");
   g2z_summary *s = test_bench_summary(t, "scaling");
   CHECK(t, s->count == 2 && s->points[1].outcome == G2Z_OUTCOME_FAILED);
   CHECK(t, strstr(s->points[1].reason, "token 64"));

@@ -111,7 +111,7 @@ static void test_eval_questions(g2z_test *t) {
       {1030, 9, 0, "is damaged at byte 1024"},     {1032, 200, 0, "is damaged at byte 1024"},
       {4, 2, 0, "in version 2"},                   {8, 0, 0, "holds 0 questions"},
       {8, QUESTIONS + 1, 0, "is damaged at byte"}, {0, 0x5a, 1, "is damaged at byte"},
-      {8, QUESTIONS - 1, 0, " bytes after its last question"},
+      {8, QUESTIONS - 1, 0, "continues after its last question, at byte "},
       {0, 0, sizeof head + 2 * at - 99, "ends after 99 of the header's 1024 bytes"},
       {1036, 200, 0, "has token 200"}};
   for (size_t i = 0; i < sizeof damages / sizeof *damages; i++) {
@@ -346,7 +346,7 @@ static void eval_check_damaged(g2z_test *t, g2z_model *model) {
       {"truncate -s -2 a.bin", "promises 40 tokens in 1104 bytes but has 1102 bytes"},
       {"truncate -s -1 a.bin", "has 1103 bytes"}, {"printf x >> a.bin", "has 1105 bytes"},
       {"truncate -s 500 a.bin", "ends after 500 of the header's 1024 bytes"},
-      {"printf x > a.bin", "has no shard header and 1 bytes"},
+      {"printf x > a.bin", "an odd number of bytes, 1: a token takes 2."},
       {"yes text | head -n 99 > a.bin", "holds text, not tokens"},
       {"truncate -s -1 a.mask", "a.mask has 28 bytes, but the mask of the 40 tokens of "}};
   int32_t ids[40];

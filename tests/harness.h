@@ -89,6 +89,20 @@ static void test_fail(g2z_test *t, const char *file, int line, const char *forma
                 tolerance_);                                                                   \
   } while (0)
 
+/* The first place where a text counts one thing as many, such as "1 bytes"; NULL: there is none. */
+static const char *test_one_as_many(const char *text) {
+  static const char *const many[] = {
+      "batches", "buckets", "bytes", "documents", "epochs", "files", "GPUs", "heads", "layers",
+      "points", "processes", "questions", "ranks", "runs", "sequences", "shards", "steps",
+      "targets", "threads", "tokens"};
+  for (const char *at = text; (at = strstr(at, "1 ")) != NULL; at++)
+    for (size_t i = 0; i < G2Z_COUNT(many) && (at == text || strchr(" (\n", at[-1])); i++) {
+      const size_t bytes = strlen(many[i]);
+      if (strncmp(at + 2, many[i], bytes) == 0 && !isalpha((unsigned char)at[2 + bytes])) return at;
+    }
+  return NULL;
+}
+
 /* The call returns `want`, and its sentence contains `part` (NULL: any). */
 #define CHECK_STATUS(t, call, want, owner, part) \
   test_status(t, __FILE__, __LINE__, #call, call, want, owner, part)
@@ -103,6 +117,8 @@ static void test_status(g2z_test *t, const char *file, int line, const char *tex
               test_meaning[got], got ? services->error : "", test_meaning[want]);
   else if (part && !strstr(services->error, part))
     test_fail(t, file, line, "%s said \"%s\", which lacks \"%s\"", text, services->error, part);
+  else if (got && test_one_as_many(services->error))
+    test_fail(t, file, line, "%s counts one as many", services->error);
 }
 #define CHECK_OK(t, call) \
   test_status(t, __FILE__, __LINE__, #call, call, G2Z_OK, &(t)->services, NULL)
@@ -399,7 +415,7 @@ INTERRUPTED(int, accept, (int file, struct sockaddr *address, socklen_t *bytes),
 
 /* ----- shells ------------------------------------------------------------ */
 
-/* Runs a line in a shell; returns its output and exit code. */
+/* Runs a line in a shell; returns its output and exit code, or -1 if the output counts wrongly. */
 static int test_shell(const char *line, char *output, size_t room) {
   size_t used = 0, got;
   fflush(stdout);
@@ -407,7 +423,9 @@ static int test_shell(const char *line, char *output, size_t room) {
   while (pipe && (got = fread(output + used, 1, room - 1 - used, pipe)) > 0) used += got;
   output[used] = 0;
   int status = pipe ? pclose(pipe) : -1;
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  const char *wrong = test_one_as_many(output);
+  if (wrong) printf("    \"%.60s\" counts one as many\n", wrong);
+  return !wrong && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
 /* Runs a shell command in the test's directory; it must succeed. */

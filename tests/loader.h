@@ -259,7 +259,7 @@ static void test_loader_seek(g2z_test *t) {
   }
   g2z_loader_position wrong = {0, 33}, negative = {-1, 0};
   CHECK_BAD(t, g2z_loader_seek(loader, wrong),
-            "no step 33 of epoch 0 in this data, whose epochs have 33 steps");
+            "no step 33 of epoch 0 in this data, with 33 in an epoch");
   CHECK_BAD(t, g2z_loader_seek(loader, negative), "epoch -1");
 
   for (int i = 0; i < 50; i++) { /* freed in any state of the thread */
@@ -450,10 +450,10 @@ static void test_loader_refused(g2z_test *t) {
       {{0, 0, 0}, 0, G2Z_FORMAT, "shard.bin is empty"},
       {{TEXT, TEXT, TEXT}, 199, G2Z_FORMAT, "tokens: make shards of it with ./prep"},
       {{0, TEXT, TEXT}, 199, G2Z_FORMAT,
-       "shard.bin has no shard header and 199 bytes, an odd number, but a token takes 2: it was "
+       "shard.bin has no shard header, and an odd number of bytes, 199: a token takes 2. It was "
        "cut or holds no tokens. Copy it again, or make shards with ./prepare_data --vocab FILE "},
       {{0, TEXT, TEXT}, 24, G2Z_BAD_ARGUMENT,
-       "12 tokens in 1 shard hold 1 sequences of 8+1, but a step of batch 2 x accum 1 x "
+       "12 tokens in 1 shard hold 1 sequence of 8+1, but a step of batch 2 x accum 1 x "
        "world 1 needs 2, so at least 17 tokens in shards of at least 9: use more data"},
       {{MAGIC, 1, 88}, 1022, G2Z_FORMAT, "ends after 1022 of the header's 1024 bytes"},
       {{MAGIC, 1, 88}, 1024, G2Z_FORMAT, "promises 88 tokens in 1200 bytes but has 1024"},
