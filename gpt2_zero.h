@@ -23,7 +23,8 @@
  *     drive a trainer               g2z_trainer_*  rooms 13 to 16
  *     use one piece                 the plan, the loader, one op: rooms 03 to 12
  *     Above them stand extras/: text (g2z_text.h), a whole training and its directory (g2z_run.h),
- *     pages that compare runs (g2z_report.h). The library needs none of them.
+ *     pages that compare runs (g2z_report.h). The library needs none of them. They use its public
+ *     functions alone; its build switches and its error contract apply to them, too.
  *
  * DOES NOT
  *     - split the computation of a model: each rank runs the whole model on its own sequences;
@@ -591,6 +592,8 @@ typedef struct g2z_setting {
 
 /* Word number `index` of a list such as "|none|block", and its length; NULL: no such word. */
 G2Z_API const char *g2z_word(const char *words, int index, size_t *length);
+/* The index of text[0 .. bytes) in such a list; -1: no such word. */
+G2Z_API int g2z_word_find(const char *words, const char *text, size_t bytes);
 /* The setting with that name, or NULL. */
 G2Z_API const g2z_setting *g2z_setting_find(const char *name);
 
@@ -3571,6 +3574,14 @@ G2Z_API const char *g2z_word(const char *words, int index, size_t *length) {
   return word;
 }
 
+G2Z_API int g2z_word_find(const char *words, const char *text, size_t bytes) {
+  size_t length;
+  const char *word;
+  for (int i = 0; (word = g2z_word(words, i, &length)) != NULL; i++)
+    if (length == bytes && memcmp(word, text, bytes) == 0) return i;
+  return -1;
+}
+
 /* A value as a number, exact up to 2^53. An enum's type may be unsigned. */
 G2Z__PRIVATE double g2z__setting_number(const g2z_setting *setting, const void *config) {
   const char *at = (const char *)config + setting->at;
@@ -3609,14 +3620,9 @@ G2Z__PRIVATE void g2z__setting_text(const g2z_setting *setting, const void *conf
 G2Z__PRIVATE int g2z__setting_read(const g2z_setting *setting, void *config, const char *text) {
   char *at = (char *)config + setting->at, *end = NULL;
   if (setting->words) {
-    size_t length;
-    const char *word;
-    for (int i = 0; (word = g2z_word(setting->words, i, &length)) != NULL; i++)
-      if (strlen(text) == length && memcmp(text, word, length) == 0) {
-        memcpy(at, &i, sizeof i);
-        return 1;
-      }
-    return 0;
+    const int index = g2z_word_find(setting->words, text, strlen(text));
+    if (index >= 0) memcpy(at, &index, sizeof index);
+    return index >= 0;
   }
   if (setting->kind == G2Z_SETTING_FLOAT) { /* as JSON writes it, in any locale */
     g2z_services silent;

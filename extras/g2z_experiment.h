@@ -2,10 +2,7 @@
  * configurations, each in separate processes, and reports it as a file, a table and a page. The
  * program is bench.cu. MIT licence.
  *
- * It uses only the public functions of gpt2_zero.h, g2z_run.h, g2z_report.h and g2z_program.h. The
- * library's build switches apply, and its error contract: a status, and a sentence in
- * services->error. It prints nothing: progress goes to services->log. Names with g2zx_ or G2ZX_ are
- * private.
+ * It prints nothing: progress goes to services->log. Names with g2zx_ or G2ZX_ are private.
  *
  * CONTENTS: figures and summaries; the work of bench; experiments
  *
@@ -949,8 +946,7 @@ static g2z_status g2zx_train_point(g2z_context *context, const g2z_bench *o, g2z
   config.val_glob = o->work.val_steps ? o->train.train_glob : NULL;
   config.val_steps = o->work.val_steps;
   G2Z_TRY(g2z_run_create(context, &config, &run));
-  g2z_status status = g2z_run_write_launch(context->services, &config,
-                                           g2z_ranks_place(context->ranks));
+  g2z_status status = G2Z_OK;
   g2zx_describe(g2z_run_trainer(run)->device, hardware);
   w->began = g2z_seconds();
   w->cpu_s = g2zx_cpu_s();
@@ -1033,11 +1029,8 @@ static g2z_status g2zx_read_list(g2z_services *services, const char *flag, const
   const char *at = text;
   for (out->count = 0;; at++) {
     const size_t length = strcspn(at, ",");
-    double entry = 0;
-    int good = 0;
-    const char *word = words; /* each word follows a | */
-    for (; word && !good; word = good ? word : strchr(word + 1, '|'), entry += !good)
-      good = strcspn(word + 1, "|") == length && memcmp(at, word + 1, length) == 0;
+    double entry = words ? g2z_word_find(words, at, length) : -1;
+    int good = entry >= 0;
     if (!words && length && !isspace((unsigned char)*at)) { /* strtod would skip spaces */
       char *end;
       entry = strtod(at, &end);

@@ -10,9 +10,7 @@
  *     const g2z_flag flags[] = {{"steps", G2Z_FLAG_INT, &steps, 1, 1e6, "N", "length of the run"}};
  *     if (g2z_flags_parse(&services, flags, 1, argc, argv, 1, NULL)) puts(services.error);
  *
- * It uses only public functions of gpt2_zero.h, its build switches (GPT2_ZERO_IMPLEMENTATION,
- * G2Z_STATIC, G2Z_API) and its error contract: a status, and a sentence in services->error. Names
- * that begin with g2zg_ or G2ZG_ are private.
+ * Names that begin with g2zg_ or G2ZG_ are private.
  *
  * CONTENTS: flags; ranks of this host; text for terminals and shells; the start of main */
 
@@ -379,15 +377,12 @@ static g2z_status g2zg_flag_set(g2z_services *services, const g2z_flag *flag, co
     return G2Z_OK;
   }
   if (flag->kind == G2Z_FLAG_CHOICE) {
-    size_t length;
-    const char *word;
-    for (int i = 0; (word = g2z_word(flag->value, i, &length)) != NULL; i++) {
-      if (strlen(text) != length || memcmp(text, word, length) != 0) continue;
-      memcpy(flag->destination, &i, sizeof i);
-      return G2Z_OK;
-    }
-    G2Z_REFUSE(services, "--%s %.80s: must be one of %s", flag->name, g2zg_shown(text), flag->value
-               + 1);
+    const int index = g2z_word_find(flag->value, text, strlen(text));
+    if (index < 0)
+      G2Z_REFUSE(services, "--%s %.80s: must be one of %s", flag->name, g2zg_shown(text),
+                 flag->value + 1);
+    memcpy(flag->destination, &index, sizeof index);
+    return G2Z_OK;
   }
   /* Read a number. */
   int whole = flag->kind != G2Z_FLAG_FLOAT, negative = text[0] == '-', in_range = 1;

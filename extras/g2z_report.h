@@ -14,9 +14,7 @@
  *     if (status != G2Z_OK) puts(services.error);
  *     g2z_results_free(results);
  *
- * It uses only the public functions of gpt2_zero.h and g2z_program.h. The library's build switches
- * apply (GPT2_ZERO_IMPLEMENTATION, G2Z_STATIC, G2Z_API, G2Z_ASSERT), and its error contract: a
- * status, and a sentence in services->error. Names that begin with g2zp_ or G2ZP_ are private.
+ * Names that begin with g2zp_ or G2ZP_ are private.
  *
  * CONTENTS: report (pages, charts, TensorBoard, JSON, runs, profiles); statistics and comparisons
  *

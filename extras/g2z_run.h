@@ -20,10 +20,8 @@
  *     g2z_run_free(run);  g2z_context_free(context);
  * train.cu adds a command line, signals, and ranks that it starts itself.
  *
- * It uses only public functions of gpt2_zero.h and the other extras, the library's build switches
- * (GPT2_ZERO_IMPLEMENTATION, G2Z_STATIC, G2Z_API) and its error contract: a status, and a sentence
- * in services->error. It prints nothing, and ends the process only at a second signal
- * (g2z_run_catch_signals). Names that begin with g2zr_ or G2ZR_ are private.
+ * It prints nothing, and ends the process only at a second signal (g2z_run_catch_signals). Names
+ * that begin with g2zr_ or G2ZR_ are private.
  *
  * CONTENTS: run; command line
  *
@@ -213,13 +211,10 @@ G2Z_API g2z_status g2z_run_options_spawn(g2z_services *services, const g2z_run_o
 G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_options *options,
                                           g2z_context_config *context);
 
-/* Meets the other ranks, opens the run and writes launcher_metadata.json. With --nccl-logs, NCCL
- * logs into the run directory. All ranks use rank 0's directory: its name may contain the time. */
+/* Meets the other ranks and opens the run. With --nccl-logs, NCCL logs into the run directory. All
+ * ranks use rank 0's directory: its name may contain the time. */
 G2Z_API g2z_status g2z_run_launch(g2z_run_options *options, const g2z_context_config *config,
                                   g2z_context **context, g2z_run **run);
-/* launcher_metadata.json, for a run that begins without g2z_run_launch; rank 0 writes it. */
-G2Z_API g2z_status g2z_run_write_launch(g2z_services *services, const g2z_run_config *run,
-                                        const g2z_place *place);
 /* For an on_fault: writes this rank's flight recorder, and RUN_FAILED.json unless another rank is
  * writing it. Before all ranks have met it does nothing: there is no directory yet. */
 G2Z_API void g2z_run_write_fault(const g2z_run_options *options, const g2z_fault *fault);
@@ -475,7 +470,6 @@ static g2z_status g2zr_check_length(g2z_services *services, const char *what, co
 /* Fails if a log was removed or replaced: its later lines would be lost. */
 static g2z_status g2zr_stream_check(g2z_run *run, const g2zr_stream *stream) {
   struct stat mine, named;
-  if (stream->file < 0) return G2Z_OK;
   if (fstat(stream->file, &mine) == 0 && stat(stream->path.text, &named) == 0 &&
       mine.st_dev == named.st_dev && mine.st_ino == named.st_ino)
     return G2Z_OK;
@@ -759,6 +753,49 @@ static void g2zr_put_mixture(const g2z_run *run, g2z_json_out *out) {
     G2ZR_CLOSE();
   }
   g2z_json_end(out, ']');
+}
+
+/* An object with the variables whose names begin with a word of `prefixes`, except SLURM_JWT and
+ * G2Z_SECRET: with those, anybody could act as this user or as a rank. */
+static void g2zr_put_variables(g2z_json_out *out, const char *key, const char *prefixes) {
+  extern char **environ;
+  char name[128];
+  g2z_json_begin(out, key, '{');
+  for (char **variable = environ; *variable; variable++) {
+    const char *equals = strchr(*variable, '=');
+    size_t length = equals ? (size_t)(equals - *variable) : sizeof name;
+    int wanted = 0;
+    for (const char *at = prefixes; *at; at += strspn(at, " ")) {
+      const size_t bytes = strcspn(at, " ");
+      wanted |= strncmp(*variable, at, bytes) == 0;
+      at += bytes;
+    }
+    if (strncmp(*variable, "SLURM_JWT=", 10) == 0 || strncmp(*variable, "G2Z_SECRET=", 11) == 0)
+      wanted = 0;
+    if (!wanted || length >= sizeof name) continue;
+    snprintf(name, sizeof name, "%.*s", (int)length, *variable);
+    g2z_json_put_string(out, name, equals + 1);
+  }
+  g2z_json_end(out, '}');
+}
+
+/* launcher_metadata.json: launcher, host and variables. Only variables that affect a run are
+ * written: others may hold secrets. */
+static void g2zr_put_launch(void *user, g2z_json_out *out) {
+  const g2z_run *run = (const g2z_run *)user;
+  const g2z_run_config *config = &run->config;
+  G2ZR_TEXT("timestamp_utc", g2z_utc_now().text);
+  G2ZR_TEXT("launcher", g2z_ranks_place(run->context->ranks)->launcher);
+  G2ZR_TEXT("checkpoint_path", config->save_weights ? config->save_weights : config->run_dir);
+  G2ZR_TEXT("rank0_host", run->host.nodename);
+  G2ZR_WHOLE("world_size", run->context->world);
+  G2ZR_TEXT("git_commit", config->git_commit);
+  G2ZR_TEXT("command_line", config->command_line);
+  g2zr_put_variables(out, "slurm", "SLURM_");
+  g2zr_put_variables(out, "env", "CUDA_ OMP_ OMPI_COMM_WORLD_ PMI_ RANK= WORLD_SIZE= LOCAL_RANK= "
+                     "LOCAL_WORLD_SIZE= MASTER_ADDR= MASTER_PORT= G2Z_ RUN_DIR= NSYS= DIST_DEBUG= "
+                     "GRAD_ACCUM_STEPS= MICRO_BATCH_SIZE_PER_GPU= GPT2_EXTRA_ARGS=");
+  g2zr_put_variables(out, "nccl_env", "NCCL_");
 }
 
 /* training_metrics.json, schema 2.0 (manual: RUN DIRECTORY). */
@@ -1269,7 +1306,6 @@ static g2z_status g2zr_save(g2z_run *run, g2z_run_event *event) {
   event->kind = G2Z_RUN_SAVED;
   g2zr_line(run, "step %" PRId64 "/%" PRId64 " | checkpoint %.4096s | %.2f s", run->step,
             run->steps, saved.text, seconds);
-  if (run->metrics.file < 0) return G2Z_OK;
   const g2z_scalar spent = {"save_ms", seconds * 1e3};
   G2Z_TRY(g2zr_put_line(run, &spent, 1, ""));
   G2Z_TRY(g2zr_log(run, run->line));
@@ -1779,6 +1815,24 @@ static g2z_status g2zr_forget_end(g2z_run *run) {
   return G2Z_OK;
 }
 
+/* Rank 0: removes the traces of faults of earlier starts, and writes launcher_metadata.json. */
+static g2z_status g2zr_write_launch(g2z_run *run) {
+  const char *run_dir = run->config.run_dir;
+  if (run->context->rank != 0 || !run_dir) return G2Z_OK;
+  unlink(g2zr_in(run, "RUN_FAILED.json").text);
+  /* Ranks that were killed while they reported a fault leave .partial files. */
+  DIR *directory = opendir(run_dir);
+  for (struct dirent *entry; directory && (entry = readdir(directory)) != NULL;) {
+    const char *name = entry->d_name, *end = strstr(name, ".partial");
+    if (end && !end[8] && (strncmp(name, "flight_rank_", 12) == 0 ||
+                           strncmp(name, "RUN_FAILED.json", 15) == 0))
+      unlink(g2zr_in(run, name).text);
+  }
+  if (directory) closedir(directory);
+  return g2z_json_write(run->services, g2zr_in(run, "launcher_metadata.json").text,
+                        g2zr_put_launch, run);
+}
+
 #define G2ZR_BYTES UINT64_C(0xcbf29ce484222325) /* g2z_tokenizer_hash of the 256 bytes, */
 #define G2ZR_GPT2 UINT64_C(0x4aaeec9c912d3e56)  /* and of GPT-2's merges */
 
@@ -1998,7 +2052,8 @@ static g2z_status g2zr_open(g2z_run *run) {
   G2Z_TRY(g2zr_agree(run, g2zr_open_files(run)));
   G2Z_TRY(g2zr_check_shared(run));
   if (run->context->rank == 0) g2zr_introduce(run);
-  return g2zr_agree(run, g2zr_forget_end(run));
+  status = g2zr_forget_end(run);
+  return g2zr_agree(run, status == G2Z_OK ? g2zr_write_launch(run) : status);
 }
 
 G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *config,
@@ -3025,76 +3080,6 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
 
 /* ----- files of a launch ----- */
 
-/* An object with the variables whose names begin with a word of `prefixes`, except SLURM_JWT and
- * G2Z_SECRET: with those, anybody could act as this user or as a rank. */
-static void g2zr_put_variables(g2z_json_out *out, const char *key, const char *prefixes) {
-  extern char **environ;
-  char name[128];
-  g2z_json_begin(out, key, '{');
-  for (char **variable = environ; *variable; variable++) {
-    const char *equals = strchr(*variable, '=');
-    size_t length = equals ? (size_t)(equals - *variable) : sizeof name;
-    int wanted = 0;
-    for (const char *at = prefixes; *at; at += strspn(at, " ")) {
-      const size_t bytes = strcspn(at, " ");
-      wanted |= strncmp(*variable, at, bytes) == 0;
-      at += bytes;
-    }
-    if (strncmp(*variable, "SLURM_JWT=", 10) == 0 || strncmp(*variable, "G2Z_SECRET=", 11) == 0)
-      wanted = 0;
-    if (!wanted || length >= sizeof name) continue;
-    snprintf(name, sizeof name, "%.*s", (int)length, *variable);
-    g2z_json_put_string(out, name, equals + 1);
-  }
-  g2z_json_end(out, '}');
-}
-
-typedef struct g2zr_launch {
-  const g2z_run_config *run;
-  const g2z_place *place;
-  const g2z_fault *fault;            /* RUN_FAILED.json: what happened, */
-  const char *flight;                /* and this rank's flight recorder; NULL: there is none */
-} g2zr_launch;
-
-/* launcher_metadata.json: launcher, host and variables. Only variables that affect a run are
- * written: others may hold secrets. */
-static void g2zr_put_launch(void *user, g2z_json_out *out) {
-  const g2zr_launch *launch = (const g2zr_launch *)user;
-  const g2z_run_config *run = launch->run;
-  char host[256] = "";
-  gethostname(host, sizeof host - 1);
-  G2ZR_TEXT("timestamp_utc", g2z_utc_now().text);
-  G2ZR_TEXT("launcher", launch->place->launcher);
-  G2ZR_TEXT("checkpoint_path", run->save_weights ? run->save_weights : run->run_dir);
-  G2ZR_TEXT("rank0_host", host);
-  G2ZR_WHOLE("world_size", launch->place->world);
-  G2ZR_TEXT("git_commit", run->git_commit);
-  G2ZR_TEXT("command_line", run->command_line);
-  g2zr_put_variables(out, "slurm", "SLURM_");
-  g2zr_put_variables(out, "env", "CUDA_ OMP_ OMPI_COMM_WORLD_ PMI_ RANK= WORLD_SIZE= LOCAL_RANK= "
-                     "LOCAL_WORLD_SIZE= MASTER_ADDR= MASTER_PORT= G2Z_ RUN_DIR= NSYS= DIST_DEBUG= "
-                     "GRAD_ACCUM_STEPS= MICRO_BATCH_SIZE_PER_GPU= GPT2_EXTRA_ARGS=");
-  g2zr_put_variables(out, "nccl_env", "NCCL_");
-}
-
-G2Z_API g2z_status g2z_run_write_launch(g2z_services *services, const g2z_run_config *run,
-                                        const g2z_place *place) {
-  g2zr_launch launch = {run, place, NULL, NULL};
-  if (place->rank != 0 || !run->run_dir) return G2Z_OK;
-  unlink(g2z_path_in(run->run_dir, "RUN_FAILED.json").text); /* left by an earlier start */
-  /* Ranks that were killed while they reported a fault leave .partial files. */
-  DIR *directory = opendir(run->run_dir);
-  for (struct dirent *entry; directory && (entry = readdir(directory)) != NULL;) {
-    const char *name = entry->d_name, *end = strstr(name, ".partial");
-    if (end && !end[8] && (strncmp(name, "flight_rank_", 12) == 0 ||
-                           strncmp(name, "RUN_FAILED.json", 15) == 0))
-      unlink(g2z_path_in(run->run_dir, "%s", name).text);
-  }
-  if (directory) closedir(directory);
-  return g2z_json_write(services, g2z_path_in(run->run_dir, "launcher_metadata.json").text,
-                         g2zr_put_launch, &launch);
-}
-
 G2Z_API g2z_status g2z_run_launch(g2z_run_options *o, const g2z_context_config *config,
                                   g2z_context **context, g2z_run **run) {
   const g2z_place *place = &config->ranks.place;
@@ -3134,7 +3119,6 @@ G2Z_API g2z_status g2z_run_launch(g2z_run_options *o, const g2z_context_config *
     FILE *pipe = popen(text, "r");
     if (pipe) pclose(pipe);
   }
-  if (status == G2Z_OK) status = g2z_run_write_launch(config->services, &o->run, place);
   if (status == G2Z_OK) return G2Z_OK;
   g2z_run_free(*run);
   g2z_context_free(*context);
@@ -3143,18 +3127,25 @@ G2Z_API g2z_status g2z_run_launch(g2z_run_options *o, const g2z_context_config *
   return status;
 }
 
+typedef struct g2zr_report_of_fault {
+  const g2z_place *place;
+  const g2z_fault *fault;
+  const char *flight;                /* this rank's flight recorder; NULL: there is none */
+} g2zr_report_of_fault;
+
+/* RUN_FAILED.json */
 static void g2zr_put_failure(void *user, g2z_json_out *out) {
-  const g2zr_launch *launch = (const g2zr_launch *)user;
-  const g2z_fault *fault = launch->fault;
+  const g2zr_report_of_fault *of = (const g2zr_report_of_fault *)user;
+  const g2z_fault *fault = of->fault;
   G2ZR_TEXT("timestamp_utc", g2z_utc_now().text);
   G2ZR_TEXT("sentence", fault->sentence);
   G2ZR_WHOLE("rank", fault->rank);
   G2ZR_TEXT("host", fault->host);
   G2ZR_TEXT("phase", fault->phase);
   G2ZR_WHOLE("step", fault->step);
-  G2ZR_WHOLE("reported_by_rank", launch->place->rank);
-  G2ZR_WHOLE("world_size", launch->place->world);
-  G2ZR_TEXT("flight_recorder", launch->flight);
+  G2ZR_WHOLE("reported_by_rank", of->place->rank);
+  G2ZR_WHOLE("world_size", of->place->world);
+  G2ZR_TEXT("flight_recorder", of->flight);
 }
 
 /* If another rank is writing RUN_FAILED.json, that file will be the same. */
@@ -3164,12 +3155,12 @@ G2Z_API void g2z_run_write_fault(const g2z_run_options *o, const g2z_fault *faul
   char name[64];
   memset(&services, 0, sizeof services);
   if (!ranks || !o->run.run_dir || g2z_make_directory(&services, o->run.run_dir) != G2Z_OK) return;
-  g2zr_launch launch = {&o->run, g2z_ranks_place(ranks), fault, NULL};
-  snprintf(name, sizeof name, "flight_rank_%d.jsonl", launch.place->rank);
+  g2zr_report_of_fault of = {g2z_ranks_place(ranks), fault, NULL};
+  snprintf(name, sizeof name, "flight_rank_%d.jsonl", of.place->rank);
   const g2z_path flight = g2z_path_in(o->run.run_dir, "%s", name),
                  failure = g2z_path_in(o->run.run_dir, "RUN_FAILED.json");
-  if (g2z_ranks_write_flight(ranks, &services, flight.text) == G2Z_OK) launch.flight = name;
-  g2z_json_write(&services, failure.text, g2zr_put_failure, &launch);
+  if (g2z_ranks_write_flight(ranks, &services, flight.text) == G2Z_OK) of.flight = name;
+  g2z_json_write(&services, failure.text, g2zr_put_failure, &of);
 }
 
 /* ----- signals ----- */

@@ -13,8 +13,7 @@
  *     if (status != G2Z_OK) puts(services.error);                 // 15496 995 0 in tokens.ids
  *     g2z_tokens_free(&tokens);  g2z_encoder_free(encoder);  g2z_tokenizer_free(tokenizer);
  *
- * It uses only public functions of gpt2_zero.h, its build switches and its error contract: a
- * status, and a sentence in services->error. Names that begin with g2zt_ or G2ZT_ are private.
+ * Names that begin with g2zt_ or G2ZT_ are private.
  *
  * DOES NOT
  *     - split texts by other patterns than GPT-2's, or normalize them;
