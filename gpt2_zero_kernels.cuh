@@ -1443,24 +1443,20 @@ g2z_k_layernorm_eight(uint8_t *y, float *mean, float *rstd, const A *x, const A 
   g2z__k_begin();
 #pragma unroll
   for (int i = 0; i < 4; i++) first[i] = (size_t)g2z__token_at(block, g, i) * (size_t)(C / 8);
-  for (int pack = lane; pack < C / 8; pack += 32)
+  auto each = [&](auto use) { /* use(i, a number of this lane's i-th row) */
+    for (int pack = lane; pack < C / 8; pack += 32)
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-      float value[8];
-      g2z__unpack<A>(value, g2z__get(x, first[i] + (size_t)pack));
+      for (int i = 0; i < 4; i++) {
+        float value[8];
+        g2z__unpack<A>(value, g2z__get(x, first[i] + (size_t)pack));
 #pragma unroll
-      for (int j = 0; j < 8; j++) center[i] += value[j];
-    }
+        for (int j = 0; j < 8; j++) use(i, value[j]);
+      }
+  };
+  each([&](int i, float value) { center[i] += value; });
 #pragma unroll
   for (int i = 0; i < 4; i++) center[i] = g2z__warp_sum(center[i]) / (float)C;
-  for (int pack = lane; pack < C / 8; pack += 32)
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      float value[8];
-      g2z__unpack<A>(value, g2z__get(x, first[i] + (size_t)pack));
-#pragma unroll
-      for (int j = 0; j < 8; j++) scale[i] += (value[j] - center[i]) * (value[j] - center[i]);
-    }
+  each([&](int i, float value) { scale[i] += (value - center[i]) * (value - center[i]); });
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     scale[i] = 1.0f / sqrtf(g2z__warp_sum(scale[i]) / (float)C + G2Z_LAYERNORM_EPS);
@@ -2855,12 +2851,13 @@ static __device__ inline void g2z__transpose(uint32_t (&words)[4]) {
 }
 
 /* Multiplies the 16 rows in `c` by their factors, rounds and writes those inside the rectangle.
- * Lanes first exchange pairs, so that each writes 16 bytes. nvcc splits a plain store of a uint4
- * into four if its parts come from other lanes; __stcg stays whole. The copy in 8 bits is e5m2:
- * only gradients have one. */
+ * c keeps the rounded numbers, whose sums show what overflows A; the copy in 8 bits, e5m2 because
+ * only gradients have one, does not. Lanes first exchange pairs, so that each writes 16 bytes. nvcc
+ * splits a plain store of a uint4 into four if its parts come from other lanes; __stcg stays whole.
+ */
 template <int HSP, typename A>
-static __device__ inline void g2z__store_c(const g2z__rows<A> &to, const float (&c)[HSP / 8][4],
-                                           int row, float factor_low, float factor_high) {
+static __device__ inline void g2z__store_c(const g2z__rows<A> &to, float (&c)[HSP / 8][4], int row,
+                                           float factor_low, float factor_high) {
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     int y = row + g2z__lane_row() + half * 8;
@@ -2869,9 +2866,12 @@ static __device__ inline void g2z__store_c(const g2z__rows<A> &to, const float (
     for (int n = 0; n < HSP / 8; n += 4) {
       uint32_t words[4];
 #pragma unroll
-      for (int i = 0; i < 4; i++)
-        words[i] = g2z__pair_of<A>::pack(c[n + i][half * 2] * factor,
-                                         c[n + i][half * 2 + 1] * factor);
+      for (int i = 0; i < 4; i++) {
+        float *two = c[n + i] + half * 2;
+        words[i] = g2z__pair_of<A>::pack(two[0] * factor, two[1] * factor);
+        float2 rounded = g2z__pair_of<A>::unpack(words[i]);
+        two[0] = rounded.x, two[1] = rounded.y;
+      }
       g2z__transpose<1>(words);
       int x = n * 8 + g2z__lane() % 4 * 8;
       if (y < to.T && x < to.HS)
@@ -3151,7 +3151,7 @@ static __device__ inline void g2z__shrink(float (&o)[MT][HSP / 8][4],
 
 /* Writes 16 rows of out and lse. */
 template <int HSP, typename A>
-static __device__ inline void g2z__att_finish(A *out, float *lse, const float (&o)[HSP / 8][4],
+static __device__ inline void g2z__att_finish(A *out, float *lse, float (&o)[HSP / 8][4],
                                               const float (&largest)[2], const float (&sum)[2],
                                               int b, int h, int row, int T, int NH, int HS,
                                               float scale) {
@@ -3290,8 +3290,7 @@ static __device__ inline int g2z__summed_column(int e) {
  * [warps][HSP] floats. */
 template <int HSP, int MT, int THREADS>
 static __device__ inline void g2z__column_slab(float *to, float *shared,
-                                               const float (&c)[MT][HSP / 8][4], float factor,
-                                               int HS) {
+                                               const float (&c)[MT][HSP / 8][4], int HS) {
   constexpr int WARPS = THREADS / 32, N = HSP / 4;
   float sums[N] = {};
 #pragma unroll
@@ -3307,7 +3306,7 @@ static __device__ inline void g2z__column_slab(float *to, float *shared,
   for (int x = (int)threadIdx.x; x < HS; x += THREADS) {
     float sum = 0;
     for (int warp = 0; warp < WARPS; warp++) sum += shared[warp * HSP + x];
-    to[x] = sum * factor;
+    to[x] = sum;
   }
 }
 
@@ -3436,7 +3435,7 @@ g2z_k_attention_bwd_q(A *dqkv, float2 *stats, float *sums, const A *dout, const 
   for (int m = 0; m < MT; m++) g2z__store_c<HSP>(to, dq[m], row + m * 16, scale, scale);
   size_t slab = (size_t)b * (size_t)blocks + (size_t)block;
   g2z__column_slab<HSP, MT, THREADS>(sums + slab * (size_t)(NH * HS) + (size_t)(h * HS),
-                                     reinterpret_cast<float *>(g2z__shared), dq, scale, HS);
+                                     reinterpret_cast<float *>(g2z__shared), dq, HS);
 #else
   (void)dqkv, (void)stats, (void)sums, (void)dout, (void)out, (void)lse, (void)qkv;
   (void)dropout, (void)T, (void)NH, (void)HS, (void)scale;
@@ -3566,8 +3565,8 @@ g2z_k_attention_bwd_kv(A *dqkv, float *sums, const float2 *stats, const A *dout,
   size_t C = (size_t)(NH * HS), slab = (size_t)b * (size_t)blocks + (size_t)block;
   float *to = sums + slab * 2 * C + (size_t)(h * HS);
   float *shared = reinterpret_cast<float *>(g2z__shared);
-  g2z__column_slab<HSP, 1, THREADS>(to, shared, dk, scale, HS);
-  g2z__column_slab<HSP, 1, THREADS>(to + C, shared, dv, 1.0f, HS);
+  g2z__column_slab<HSP, 1, THREADS>(to, shared, dk, HS);
+  g2z__column_slab<HSP, 1, THREADS>(to + C, shared, dv, HS);
 #else
   (void)dqkv, (void)sums, (void)stats, (void)dout, (void)qkv, (void)dropout, (void)T, (void)NH;
   (void)HS, (void)scale;
@@ -4558,7 +4557,7 @@ static __device__ inline void g2z__hopper_dq(const g2z__hopper_bwd<A> &x, uint32
     }
     if (item.parts > 1) continue;
     g2z__barrier_group();
-    for (int e = 0; e < 2; e++) q_sums[warp * 64 + g2z__summed_column<16>(e)] = sums[e] * x.scale;
+    for (int e = 0; e < 2; e++) q_sums[warp * 64 + g2z__summed_column<16>(e)] = sums[e];
     g2z__barrier_group();
     if (thread < 64)
       g2z__hopper_leave_sum(
@@ -4854,7 +4853,7 @@ g2z_k_attention_hopper_dq(const __grid_constant__ g2z__hopper_bwd<A> x) {
   if (threadIdx.x >= 64) return;
   float sum = 0;
   for (int i = 0; i < 8; i++) sum += shared[i * 64 + (int)threadIdx.x];
-  g2z__hopper_leave_sum(x, head, slab, 0, (int)threadIdx.x, sum * x.scale);
+  g2z__hopper_leave_sum(x, head, slab, 0, (int)threadIdx.x, sum);
 }
 
 /* ----- launchers --------------------------------------------------------- */

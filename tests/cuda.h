@@ -1104,6 +1104,7 @@ static void test_cuda_head(g2z_test *t) {
       {9, 16, 50257, 4, 2, 1024},         /* GPT-2's vocabulary, several chunks */
       {384, 144, 1003, 256, 2, 1024},     /* gradients in 8 bits */
       {256, 144, 2003, 256, 16, 1024},
+      {256, 144, 2003, 256, 128, 1024},   /* where some sums overflow */
       {3, 16, 130001, 8, 2, 1024},        /* a row too long for shared memory */
   };
   static const struct {
@@ -1614,6 +1615,39 @@ static void test_attention_one(test_pair *p, int B, int T, int NH, int HS, float
   test_pair_clear(p);
 }
 
+/* dQ of queries 1 and 2 overflows fp16 with opposite signs; its sum does not, nor do dK and dV. The
+ * copy in 8 bits holds no infinity, so the bias gradient must not be a number. */
+static void test_attention_overflow(test_pair *p) {
+  static const int shapes[][4] = {{1, 128, 1, 64}, {2, 64, 400, 64}, {4, 32, 1, 96}};
+  for (int i = 0; i < 3; i++) { /* cut heads; whole heads; kernels for all head sizes */
+    int B = shapes[i][0], T = shapes[i][1], NH = shapes[i][2], C = NH * shapes[i][3], finite = 0;
+    size_t width = (size_t)C, N = (size_t)B * (size_t)T;
+    test_twin *qkv = test_twin_normal(p, TEST_ACT, N * 3 * width, 1, 0, 0);
+    test_twin *dout = test_twin_normal(p, TEST_ACT, N * width, 1, 0, 0);
+    test_twin *out = test_twin_new(p, TEST_ACT, N * width);
+    test_twin *lse = test_twin_new(p, TEST_F32, N * (size_t)NH);
+    test_twin *dqkv = test_twin_new(p, TEST_ACT, N * 3 * width);
+    test_twin *both = test_twin_new(p, TEST_ACT, N * 3 * width);
+    test_twin *dbias = test_twin_new(p, TEST_GRAD, 3 * width);
+    ((float *)qkv->cpu)[width + 5] = 32768; /* K and V of key 0 */
+    ((float *)qkv->cpu)[2 * width] = 16;
+    ((float *)dout->cpu)[width] = 16;
+    ((float *)dout->cpu)[2 * width] = -16;
+    test_twin_send(p, qkv);
+    test_twin_send(p, dout);
+    CHECK_OK(p->t, p->gpu->ops->attention_fwd(p->gpu, out->gpu, NULL, (float *)lse->gpu, qkv->gpu,
+                                              NULL, B, T, C, NH));
+    CHECK_OK(p->t, p->gpu->ops->attention_bwd(p->gpu, dqkv->gpu, both->gpu, dbias->gpu, dout->gpu,
+                                              out->gpu, (const float *)lse->gpu, qkv->gpu,
+                                              G2Z_OVERWRITE, NULL, B, T, C, NH));
+    float *sums = test_twin_fetch(p, dbias);
+    for (size_t x = 0; x < 3 * width; x++) finite += isfinite(sums[x]) != 0;
+    CHECK(p->t, !isfinite(sums[5]) && finite == 3 * C - 1);
+    free(sums);
+    test_pair_clear(p);
+  }
+}
+
 /* internals */
 /* Hopper's backward cuts heads into work items. The cases: many heads, of which none is cut; one
  * head of 9 key blocks that is cut into 7 parts; slightly more heads than multiprocessors, some
@@ -1651,6 +1685,7 @@ static void test_cuda_attention(g2z_test *t) {
       test_attention_one(&p, 3, 100, 2, 48, 0.5f, 4); /* dropout on tensor cores: T is 4 x 25 */
       test_attention_one(&p, 13, 130, 12, 64, 0, 1);  /* more heads than multiprocessors */
       test_attention_cuts(&p);
+      if (p.dtype == G2Z_FP16) test_attention_overflow(&p);
     }
     test_pair_close(&p);
   }
