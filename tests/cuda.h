@@ -1104,7 +1104,7 @@ static void test_cuda_head(g2z_test *t) {
       {9, 16, 50257, 4, 2, 1024},         /* GPT-2's vocabulary, several chunks */
       {384, 144, 1003, 256, 2, 1024},     /* gradients in 8 bits */
       {256, 144, 2003, 256, 16, 1024},
-      {256, 144, 2003, 256, 128, 1024},   /* where some sums overflow */
+      {256, 576, 2003, 256, 128, 1024},   /* where some sums overflow */
       {3, 16, 130001, 8, 2, 1024},        /* a row too long for shared memory */
   };
   static const struct {
