@@ -10598,7 +10598,7 @@ typedef struct g2z__transfer {
   g2z_writer *model, *moments;  /* saving: rank 0's files, whose elements all ranks write */
   uint64_t first[2];            /* saving: where their elements begin. Ranks only write: in a page
                                  * that NFS has read, a write replaces other hosts' bytes */
-  g2z_writer *writer;           /* saving: the file written last */
+  g2z_writer *config, *sums;    /* saving: config.json, CHECKSUMS */
   DIR *listing;                 /* saving: rank 0 reads the names in the directory */
   g2z_note note;                /* saving: writes the program's note.json */
   g2z_files files;
@@ -10615,7 +10615,8 @@ G2Z__PRIVATE void g2z__transfer_free(g2z__transfer *x) {
   g2z__transfer_shut(x);
   g2z_writer_free(x->model);
   g2z_writer_free(x->moments);
-  g2z_writer_free(x->writer);
+  g2z_writer_free(x->config);
+  g2z_writer_free(x->sums);
   if (x->listing) closedir(x->listing);
   if (x->chunk) x->t->device->ops->release_host(x->t->device, x->chunk);
   g2z_release(x->services, x->directory);
@@ -10647,13 +10648,6 @@ G2Z__PRIVATE const char *g2z__transfer_name(g2z__transfer *x, const char *name) 
   g2z__transfer_shut(x);
   x->path = g2z_path_in(x->directory, "%s", name);
   return x->path.text;
-}
-
-/* Frees the last writer, and begins to write file `name` of the directory. */
-G2Z__PRIVATE g2z_status g2z__transfer_create(g2z__transfer *x, const char *name) {
-  g2z_writer_free(x->writer);
-  x->writer = NULL;
-  return g2z_writer_create(x->services, g2z__transfer_name(x, name), &x->writer);
 }
 
 /* Closes the open file and opens another, unless it is the same. */
@@ -10858,14 +10852,14 @@ G2Z__PRIVATE g2z_status g2z__saver_commit(g2z__transfer *x) {
    * the old pair. If the process is killed after the unlink, the directory has a config.json
    * without a model or new weights without a config.json, and does not open. */
   G2Z_TRY(g2z_is_there(x->services, x->model->path, &replaces));
-  G2Z_TRY(g2z__transfer_create(x, "config.json"));
-  G2Z_TRY(g2z__weights_put_config(x->writer, &x->t->plan->model, x->t->config.dropout));
-  G2Z_TRY(g2z__writer_finish(x->writer, 0));
+  G2Z_TRY(g2z_writer_create(x->services, g2z__transfer_name(x, "config.json"), &x->config));
+  G2Z_TRY(g2z__weights_put_config(x->config, &x->t->plan->model, x->t->config.dropout));
+  G2Z_TRY(g2z__writer_finish(x->config, 0));
   if (unlink(x->path.text) != 0 && errno != ENOENT)
     return g2z_fail_file(x->services, errno, "replace", x->path.text);
-  if (!replaces) G2Z_TRY(g2z_writer_commit(x->writer));
+  if (!replaces) G2Z_TRY(g2z_writer_commit(x->config));
   G2Z_TRY(g2z_writer_commit(x->model));
-  G2Z_TRY(g2z_writer_commit(x->writer));
+  G2Z_TRY(g2z_writer_commit(x->config));
   if (x->weights_only) return G2Z_OK;
 
   G2Z_TRY(g2z_writer_commit(x->moments));
@@ -10907,16 +10901,16 @@ G2Z__PRIVATE g2z_status g2z__saver_commit(g2z__transfer *x) {
 G2Z__PRIVATE g2z_status g2z__saver_publish(g2z__transfer *x, const char *final_name) {
   char line[160];
   uint32_t crc = 0;
-  G2Z_TRY(g2z__transfer_create(x, "CHECKSUMS"));
+  G2Z_TRY(g2z_writer_create(x->services, g2z__transfer_name(x, "CHECKSUMS"), &x->sums));
   for (size_t i = 0; i < x->saved.sum_count; i++) {
     const g2z__sum *sum = &x->saved.sums[i];
     const int bytes = snprintf(line, sizeof line, "%08" PRIx32 " %" PRIu64 " %" PRIu64 " %s\n",
                                sum->crc, sum->bytes, sum->begin, sum->name);
     crc = g2z_crc32c(crc, line, (size_t)bytes);
-    g2z_writer_put(x->writer, line, (size_t)bytes);
+    g2z_writer_put(x->sums, line, (size_t)bytes);
   }
-  g2z_writer_printf(x->writer, "%08" PRIx32 " %zu lines\n", crc, x->saved.sum_count);
-  G2Z_TRY(g2z_writer_commit(x->writer));
+  g2z_writer_printf(x->sums, "%08" PRIx32 " %zu lines\n", crc, x->saved.sum_count);
+  G2Z_TRY(g2z_writer_commit(x->sums));
   /* Open the directory above first: after the rename only its sync can fail. */
   int above = g2z__open_file(g2z__transfer_name(x, ".."), O_RDONLY | O_DIRECTORY);
   int renamed = rename(x->directory, final_name) == 0, error = errno;
@@ -10972,8 +10966,9 @@ G2Z__PRIVATE g2z_status g2z__save(g2z_trainer *t, const char *directory, int wei
       g2z__transfer_shut(&x);
       g2z_writer_free(x.model); /* also removes its .partial file */
       g2z_writer_free(x.moments);
-      g2z_writer_free(x.writer);
-      x.model = x.moments = x.writer = NULL;
+      g2z_writer_free(x.config);
+      g2z_writer_free(x.sums);
+      x.model = x.moments = x.config = x.sums = NULL;
       const g2z_status closed = g2z_ranks_agree(ranks, G2Z_OK);
       if (closed != G2Z_OK) status = closed; /* services->error has its sentence */
       if (t->plan->rank == 0 && !weights_only) g2z_checkpoint_remove(x.directory);

@@ -349,13 +349,6 @@ static void g2zg_number_text(double number, char text[32]) {
   else snprintf(text, 32, "%.6g", number);
 }
 
-/* The bytes are copied: an enum's type may be unsigned. */
-static int g2zg_flag_choice(const g2z_flag *flag) {
-  int index;
-  memcpy(&index, flag->destination, sizeof index);
-  return index;
-}
-
 static g2z_status g2zg_flag_set(g2z_services *services, const g2z_flag *flag, const char *text) {
   if (flag->kind == G2Z_FLAG_TEXT || flag->kind == G2Z_FLAG_GLOB) {
     const char **destination = (const char **)flag->destination;
@@ -481,9 +474,11 @@ static void g2zg_flag_default(const g2z_flag *flag, char text[64]) {
       return;
     }
     case G2Z_FLAG_CHOICE: {
+      int index;
       size_t length;
-      const char *word = g2z_word(flag->value, g2zg_flag_choice(flag), &length);
-      if (word && g2zg_flag_choice(flag) >= 0) snprintf(text, 64, "%.*s", (int)length, word);
+      memcpy(&index, flag->destination, sizeof index); /* an enum's type may be unsigned */
+      const char *word = g2z_word(flag->value, index, &length);
+      if (word) snprintf(text, 64, "%.*s", (int)length, word);
       return;
     }
     case G2Z_FLAG_UINT64:

@@ -26,19 +26,12 @@
  * CONTENTS: run; command line
  *
  * RUN DIRECTORY; docs/formats.md describes every file
- *     metrics.jsonl      grows by a line per step, validation, scored file, sample, save and epoch
- *     train.log          grows by the lines that the console shows, and a line for each step
- *     step-NNNNNN        checkpoints
- *     best               with keep_best: the weights of the lowest validation loss; best-1, ...:
- *                        the same over earlier validation tokens
- *     resumed_from.txt   the path of the other run's checkpoint that this run started from
- *     RUN_COMPLETE.txt written last: a run without it has not ended. A stopped run has a checkpoint
- *                        and training_metrics.json, with the reason in "shutdown"
  *     Checkpoint and weights of a step are written before its validation, evaluation and sample.
  *     The checkpoint's note.json records sums, epochs, the lengths of the two logs and the work
  *     that is still due. A resumed run cuts the logs to these lengths and does that work first. If
  *     a checkpoint is damaged, --resume latest renames it to step-NNNNNN.damaged and takes an
- *     earlier one. */
+ *     earlier one. RUN_COMPLETE.txt is written last: a run without it has not ended. A stopped run
+ *     has a checkpoint and training_metrics.json, with the reason in "shutdown". */
 
 #ifndef G2Z_RUN_INCLUDED
 #define G2Z_RUN_INCLUDED
@@ -2156,30 +2149,24 @@ G2Z_API double g2z_flops_per_token(const g2z_plan *plan) {
  * multiprocessors (SXM, PCIe, NVL), and a part of a GPU (MIG, vGPU) is slower. NaN: unknown. */
 static double g2zr_peak_flops(const char *name, g2z_dtype dtype) {
   static const struct {
-    const char *name;
+    const char *names;
     double half, tf32, single; /* TFLOP/s */
   } known[] = {
-      {"NVIDIA GB200",              2500, 1250, 80},
-      {"NVIDIA B200",               2250, 1125, 75},
-      {"NVIDIA GH200 480GB",        989.4, 494.7, 66.9},
-      {"NVIDIA GH200 120GB",        989.4, 494.7, 66.9},
-      {"NVIDIA GH200 144G HBM3e",   989.4, 494.7, 66.9},
-      {"NVIDIA H200",               989.4, 494.7, 66.9},
-      {"NVIDIA H200 NVL",           835.5, 417.7, 60},
-      {"NVIDIA H100 80GB HBM3",     989.4, 494.7, 66.9},
-      {"NVIDIA H100 NVL",           835.5, 417.7, 60},
-      {"NVIDIA H100 PCIe",          756.5, 378, 51.2},
-      {"NVIDIA A100-SXM4-40GB",     312, 156, 19.5},
-      {"NVIDIA A100-SXM4-80GB",     312, 156, 19.5},
-      {"NVIDIA A100-PCIE-40GB",     312, 156, 19.5},
-      {"NVIDIA A100 80GB PCIe",     312, 156, 19.5},
-      {"NVIDIA A10G",               70, 35, 31.2},
-      {"NVIDIA L40S",               362, 183, 91.6},
-      {"NVIDIA L4",                 121, 60, 30.3},
-      {"Tesla T4",                  65, NAN, 8.1},
+      {"|NVIDIA GB200", 2500, 1250, 80},
+      {"|NVIDIA B200", 2250, 1125, 75},
+      {"|NVIDIA GH200 480GB|NVIDIA GH200 120GB|NVIDIA GH200 144G HBM3e|NVIDIA H200"
+       "|NVIDIA H100 80GB HBM3", 989.4, 494.7, 66.9},
+      {"|NVIDIA H200 NVL|NVIDIA H100 NVL", 835.5, 417.7, 60},
+      {"|NVIDIA H100 PCIe", 756.5, 378, 51.2},
+      {"|NVIDIA A100-SXM4-40GB|NVIDIA A100-SXM4-80GB|NVIDIA A100-PCIE-40GB|NVIDIA A100 80GB PCIe",
+       312, 156, 19.5},
+      {"|NVIDIA A10G", 70, 35, 31.2},
+      {"|NVIDIA L40S", 362, 183, 91.6},
+      {"|NVIDIA L4", 121, 60, 30.3},
+      {"|Tesla T4", 65, NAN, 8.1},
   };
   for (size_t i = 0; i < G2Z_COUNT(known); i++)
-    if (strcmp(name, known[i].name) == 0)
+    if (g2z_word_find(known[i].names, name, strlen(name)) >= 0)
       return 1e12 * (dtype == G2Z_FP32   ? known[i].single
                      : dtype == G2Z_TF32 ? known[i].tf32
                                          : known[i].half);
