@@ -995,93 +995,6 @@ static const char *g2zr_command(const g2z_run *run, int other, const char *flag,
   return text;
 }
 
-/* 1 if the weights in best were chosen by a validation over the same tokens as best_val_loss. */
-static int g2zr_comparable(const g2z_run *run) {
-  return run->kept.val_data == run->sum.val_data && run->kept.val_tokens == run->sum.val_tokens;
-}
-
-/* The end of a run: prints the result of a training and commands for further work, then writes
- * training_metrics.json and RUN_COMPLETE.txt, which names the weights or the last checkpoint. */
-static g2z_status g2zr_finish(g2z_run *run) {
-  const char *saved = run->config.save_weights, *run_dir = run->config.run_dir;
-  const g2z_path checkpoint = g2zr_checkpoint(run, run->saved, "");
-  char loss[48] = "", best[64] = "", more[64], text[1400], word[300];
-  const int reports = run->steps > 0 && run->context->rank == 0;
-  const char *earlier = run->saved < 0 ? "" : ", or from an earlier checkpoint";
-  const double target = g2zr_decimal(run->config.target_loss);
-  int64_t length;
-  const char *flag = g2zr_length(run, &length);
-  /* Checkpoint and weights are already saved, and metrics.jsonl shows at which step this began. */
-  if (run->known.step > run->resumed && run->applied && isnan(run->known.loss) &&
-      run->known.grad_norm != 0)
-    return g2z_fail(run->services, G2Z_DIVERGED, "the run diverged: the loss of step %" PRId64 ", "
-                    "the last, is nan. Start again with a lower --lr (%g)%s", run->known.step,
-                    (double)run->config.train.optimizer.lr, earlier);
-  if (reports) {
-    if (run->known.step > run->resumed && !isnan(run->known.loss))
-      snprintf(loss, sizeof loss, "loss %.4f, ", run->known.loss);
-    if (!isnan(run->sum.best_val_loss))
-      snprintf(best, sizeof best, "best validation loss %.4f, ", run->sum.best_val_loss);
-    G2ZR_SAY(run, "done: %s%s%" PRId64 " step%s, %" PRId64 " tokens, %s", loss, best,
-             run->known.step, G2Z_PLURAL(run->known.step), run->known.tokens,
-             g2zr_duration(g2zr_wall_s(run)).text);
-    if (g2zr_worse(run))
-      g2z_log(run->services, G2Z_LOG_WARNING, "the run diverged: the loss of the last steps, %.4g, "
-              "is worse than guessing, which has %.4g. Start again with a lower --lr (%g)%s",
-              g2zr_worse(run), log(run->config.train.model.vocab),
-              (double)run->config.train.optimizer.lr, earlier);
-    if (run->impatient)
-      G2ZR_SAY(run, "ended early by --patience %" PRId64 ": no validation loss below %.4f since "
-               "step %.0f", run->config.patience, run->sum.best_val_loss, run->sum.best_step);
-    if (!isnan(run->sum.target_step))
-      G2ZR_SAY(run, "target loss %g: reached at step %.0f, after %.0f tokens, %s", target,
-               run->sum.target_step, run->sum.target_tokens, g2zr_duration(run->sum.target_s).text);
-    else if (target > 0) G2ZR_SAY(run, "target loss %g: not reached", target);
-    if (run_dir) G2ZR_SAY(run, "curves: %s/report.html", run_dir);
-    if (run_dir && !isnan(run->sum.best_step)) {
-      const int known = g2zr_comparable(run), keeps = run->config.keep_best;
-      if (keeps && known && run->kept.best_val_loss <= run->sum.best_val_loss)
-        G2ZR_SAY(run, "best weights: %s/best, of step %.0f, validation loss %.4f", run_dir,
-                 run->kept.best_step, run->kept.best_val_loss);
-      else if (keeps)
-        G2ZR_SAY(run, "best weights: not in %s/best; the lowest loss is of step %.0f", run_dir,
-                 run->sum.best_step);
-      else if (known && run->kept.best_val_loss > run->sum.best_val_loss)
-        G2ZR_SAY(run, "%s/best holds step %.0f, validation loss %.4f: --keep-best was not given "
-                 "since", run_dir, run->kept.best_step, run->kept.best_val_loss);
-    }
-  }
-  if (reports && saved) {
-    const char *command = run->config.command_line ? run->config.command_line : "./train";
-    const char *flags = strstr(command, " --");
-    G2ZR_SAY(run, "weights: %s", saved);
-    G2ZR_SAY(run, "To generate text: %.*s --init-from %s --prompt 'The'%s",
-             (int)(flags ? (size_t)(flags - command) : strlen(command)), command,
-             g2z_shell_word(saved, word, sizeof word), run->tokenizer ? "" : " --vocab FILE");
-  }
-  if (run->impatient) flag = "--patience", length = run->config.patience;
-  snprintf(more, sizeof more, "--resume latest %s", flag);
-  snprintf(word, sizeof word, "%" PRId64, 2 * length);
-  if (reports && run->saved == run->step)
-    G2ZR_SAY(run, "To continue training: %s", g2zr_command(run, 0, more, word, text));
-  else if (reports && saved && run_dir)
-    G2ZR_SAY(run, "To train these weights further: %s",
-             g2zr_command(run, 1, "--init-from", saved, text));
-  run->ended = g2z_seconds();
-  g2zr_line(run, "[Rank 0] RUN_COMPLETE checkpoint_path=%.4096s world_size=%d tokens_per_sec=%.2f "
-            "total_wall_time_sec=%.3f timestamp_utc=%s",
-            saved ? saved : run->saved == run->step ? checkpoint.text : "none",
-            run->context->world, g2zr_tokens_per_s(run), g2zr_wall_s(run), g2z_utc_now().text);
-  if (run->log.file < 0) return G2Z_OK;
-  G2Z_TRY(g2zr_log(run, run->line));
-  G2Z_TRY(g2zr_write_artifacts(run));
-  G2Z_TRY(g2zr_sync(run));
-  G2Z_TRY(g2zr_tell_failure(run, &run->held)); /* or a failure to write that line */
-  g2z_status status = g2zr_write_text(run, "RUN_COMPLETE.txt", run->line);
-  if (status != G2Z_OK) unlink(g2zr_in(run, "RUN_COMPLETE.txt").text); /* it may exist */
-  return status;
-}
-
 /* ----- checkpoints of a run ----- */
 
 /* The step of the latest checkpoint in run_dir with this suffix, before step `before`; -1: none. A
@@ -1247,102 +1160,7 @@ static void g2zr_restore_kept(g2z_run *run) {
           run->services->error, run->config.run_dir);
 }
 
-/* Writes a checkpoint of this step, or nothing if it fails. */
-static g2z_status g2zr_save_state(g2z_run *run, const char *path) {
-  G2Z_TRY(g2z_trainer_save_with(run->trainer, path, g2zr_put_note, g2zr_save_tokenizer, run));
-  run->saved = run->step;
-  return G2Z_OK;
-}
-
-/* Rank 0: removes the checkpoints before this step's, except the last `keep` - 1, the best, and
- * those from before the run became unsound. A checkpoint is first renamed to .partial, so that a
- * half removed one is not taken for a checkpoint. */
-static void g2zr_prune(g2z_run *run) {
-  int64_t old = run->config.keep > 0 && run->metrics.file >= 0 ? run->step : -1;
-  for (int i = 1; old >= 0; i++) {
-    if (g2zr_latest(run, "", old, &old) != G2Z_OK) /* the run can continue */
-      g2z_log(run->services, G2Z_LOG_WARNING, "cannot remove old checkpoints: %s",
-              run->services->error);
-    if (old < run->unsound || old < 0) break;
-    if (i < run->config.keep || (run->config.keep_best && (double)old == run->sum.best_step))
-      continue;
-    const g2z_path path = g2zr_checkpoint(run, old, ""),
-                   partial = g2zr_checkpoint(run, old, ".partial");
-    g2z_checkpoint_remove(partial.text);
-    if (rename(path.text, partial.text) != 0) g2zr_stays(run, path.text);
-    else if (!g2z_checkpoint_remove(partial.text)) g2zr_stays(run, partial.text);
-  }
-}
-
-/* Saves, then removes older checkpoints. */
-static g2z_status g2zr_save(g2z_run *run, g2z_run_event *event) {
-  const g2z_path saved = g2zr_checkpoint(run, run->step, "");
-  double begin = g2z_seconds();
-  /* The model is sound if the last step was applied and the loss is at most 10 % plus 0.1 nats
-   * above the lowest loss at an earlier checkpoint. */
-  const double loss = run->sum.smooth_loss / run->sum.loss_weight, best = run->sum.best_loss;
-  const int skipped = run->known.skipped == 1 && /* a spike does not mean a worse model */
-                      !(run->known.grad_norm == 0 && isnan(run->known.loss));
-  const int sound = !skipped && !(loss > 1.1 * best + 0.1);
-  char was[40];
-  snprintf(was, sizeof was, "is back at %.4f", best);
-  if (!(best <= loss) && !isnan(loss)) run->sum.best_loss = loss;
-  if (!sound && !run->unsound && run->context->rank == 0 && run->config.keep > 0)
-    g2z_log(run->services, G2Z_LOG_WARNING, "%s: --keep leaves the checkpoints before step %" PRId64
-            " until the loss %s", skipped ? "steps are skipped" : "the loss rose", run->step,
-            isnan(best) ? "falls" : was);
-  if (sound) run->unsound = 0;
-  else if (!run->unsound) run->unsound = run->step;
-  G2Z_TRY(g2zr_agree(run, g2zr_sync(run))); /* the note contains the lengths of the logs */
-  G2Z_TRY(g2zr_save_state(run, saved.text));
-  double seconds = g2z_seconds() - begin;
-  event->kind = G2Z_RUN_SAVED;
-  g2zr_line(run, "step %" PRId64 "/%" PRId64 " | checkpoint %.4096s | %.2f s", run->step,
-            run->steps, saved.text, seconds);
-  const g2z_scalar spent = {"save_ms", seconds * 1e3};
-  G2Z_TRY(g2zr_put_line(run, &spent, 1, ""));
-  G2Z_TRY(g2zr_log(run, run->line));
-  g2zr_report(run, 0);
-  g2zr_prune(run);
-  return G2Z_OK;
-}
-
-/* ----- opening ----- */
-
-/* Computes the number of steps from the checkpoint's place in the data. The number is the
- * schedule's horizon, which the trainer needs from the start. */
-static g2z_status g2zr_count_steps(g2z_run *run) {
-  g2z_run_config *config = &run->config;
-  g2z_optimizer_config *optimizer = &config->train.optimizer;
-  const g2z_checkpoint *from = &run->from;
-  if (run->resume)
-    G2Z_TRY(g2z_checkpoint_read(run->services, run->resume, run->train, &run->from));
-  run->resumed = from->step;
-  run->steps_per_epoch = 1;
-  if (run->train) {
-    if (run->train->mixed && (config->epochs || config->save_epochs))
-      G2Z_REFUSE(run->services, "training shards with weights are mixed without an end, so there "
-                 "are no epochs: give --steps N%s%s", config->save_epochs ? " and --save-every N" :
-                 "", config->save_epochs ? ", and remove --save-epochs" : "");
-    run->steps_per_epoch = run->train->steps_per_epoch;
-    run->epoch_ends = from->next.epoch > from->epoch; /* 1: less than one step is left */
-    if (config->epochs > 0) { /* the rest of the data counts: the global batch may have changed */
-      optimizer->steps = from->step + (config->epochs - from->next.epoch) * run->steps_per_epoch -
-                         from->next.step;
-      if (optimizer->steps < from->step) optimizer->steps = from->step;
-    }
-    run->steps = optimizer->steps;
-    if (config->max_train_steps > 0 && run->steps > config->max_train_steps)
-      run->steps = config->max_train_steps;
-  }
-  g2z_loader_free(run->train);
-  run->train = NULL;
-  if (optimizer->warmup < 0) {
-    optimizer->warmup = optimizer->steps / 10;
-    if (optimizer->warmup > 1000) optimizer->warmup = 1000;
-  }
-  return G2Z_OK;
-}
+/* ----- opening: settings, data, checkpoint ----- */
 
 /* Settings that must be equal on all ranks: ranks validate, save and sample together, and one with
  * other settings would wait until the watcher ends the job. Range: 0 to `most`; -1: any value. */
@@ -1410,131 +1228,6 @@ static g2z_status g2zr_check(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* Samples need a tokenizer with the model's ids. Without a file, 257 tokens mean the 256 bytes. */
-static g2z_status g2zr_open_tokenizer(g2z_run *run) {
-  g2z_run_config *config = &run->config;
-  int vocab = config->train.model.vocab;
-  int wanted = config->prompt || config->sample_every > 0 || config->vocab;
-  if (!config->vocab && vocab != 257) {
-    if (!wanted || config->sample_tokens == 0) {
-      config->sample_tokens = 0;
-      return G2Z_OK;
-    }
-    G2Z_REFUSE(run->services, "samples need the tokenizer of the shards, since the model has %d "
-               "tokens, not 257: give --vocab FILE (vocab.bpe, merges.txt)", vocab);
-  }
-  G2Z_TRY(g2z_tokenizer_create(run->services, config->vocab, &run->tokenizer));
-  if (g2z_tokenizer_vocab(run->tokenizer) > vocab)
-    G2Z_REFUSE(run->services, "--vocab %.300s has %d tokens, but the model only %d: give the "
-               "tokenizer that the model was trained with, or --vocab-size %d for a new model",
-               config->vocab, g2z_tokenizer_vocab(run->tokenizer), vocab,
-               g2z_tokenizer_vocab(run->tokenizer));
-  config->train.model.eot = g2z_tokenizer_eot(run->tokenizer);
-  if (!wanted) config->sample_tokens = 0;
-  return G2Z_OK;
-}
-
-/* A double holds 53 of the hash's 63 bits. */
-static double g2zr_val_data(const g2z_run *run) { return (double)(run->val->data >> 10); }
-
-/* 1 if a validation reads the tokens that best_val_loss was measured over. */
-static int g2zr_same_tokens(const g2z_run *run) {
-  return run->val && run->sum.val_data == g2zr_val_data(run) &&
-         run->sum.val_tokens == (double)run->val_tokens;
-}
-
-/* Rank 0: prints what the run will do. */
-static void g2zr_introduce(g2z_run *run) {
-  const g2z_plan *plan = run->trainer->plan;
-  const g2z_train_config *train = &run->config.train;
-  const g2z_model_config *model = &plan->model;
-  const char *from = train->init_from;
-  G2ZR_SAY(run, "model: %d layer%s, %d head%s, %d channels, %.2f M parameters", model->layers,
-           G2Z_PLURAL(model->layers), model->heads, G2Z_PLURAL(model->heads), model->channels,
-           (double)plan->parameters * 1e-6);
-  G2ZR_SAY(run, "text: vocabulary %d, context %d", model->vocab, model->context);
-  if (from) G2ZR_SAY(run, "weights: from %s", from);
-  G2ZR_SAY(run, "device: %s, %s, %.2f GiB in the plan", g2zr_devices[plan->device],
-           g2z_dtype_text(plan->dtype), (double)plan->bytes_total / 1073741824.0);
-  if (run->steps > 0) {
-    const g2z_loader *loader = run->trainer->loader;
-    if (loader->mixed)
-      G2ZR_SAY(run, "training: %" PRId64 " step%s of a mixture", run->steps,
-               G2Z_PLURAL(run->steps));
-    else
-      G2ZR_SAY(run, "training: %" PRId64 " step%s, %.2f epochs of %" PRId64 " step%s", run->steps,
-               G2Z_PLURAL(run->steps), (double)run->steps / (double)run->steps_per_epoch,
-               run->steps_per_epoch, G2Z_PLURAL(run->steps_per_epoch));
-    for (int k = 0; k < loader->sets && loader->mixed; k++)
-      G2ZR_SAY(run, "mixture: %.2f %% of the sequences from %s, which has %" PRId64 " tokens",
-               100 * loader->set[k].share, loader->set[k].glob, loader->set[k].tokens);
-    G2ZR_SAY(run, "step: batch %d x sequence %d x micro-steps %d x ranks %d = %" PRId64 " tokens",
-             plan->batch, plan->seq, plan->accum, plan->world, loader->global * plan->seq);
-    G2ZR_SAY(run, "schedule: %s, lr %g to %g, %" PRId64 " step%s of warm-up",
-             g2zr_schedules[train->optimizer.schedule], (double)train->optimizer.lr,
-             (double)train->optimizer.min_lr, train->optimizer.warmup,
-             G2Z_PLURAL(train->optimizer.warmup));
-    const g2z_run_config *c = &run->config;
-    const int64_t every = c->val_every > 0 ? c->val_every : run->steps_per_epoch;
-    if ((c->keep_best || c->patience > 0) && run->resumed < run->steps && every >= run->steps &&
-        run->steps_per_epoch >= run->steps)
-      g2z_log(run->services, G2Z_LOG_WARNING, "the only validation is after the last step, so "
-              "--keep-best and --patience have nothing to compare: add --val-every %" PRId64,
-              1 + run->steps / 10);
-    if (train->optimizer.warmup > run->steps)
-      g2z_log(run->services, G2Z_LOG_WARNING, "the warm-up of %" PRId64 " steps is longer than the "
-              "run of %" PRId64 ": the learning rate never reaches --lr %g; lower --warmup",
-              train->optimizer.warmup, run->steps, (double)train->optimizer.lr);
-  }
-  if (run->val)
-    G2ZR_SAY(run, "validation: %" PRId64 " batch%s, up to %" PRId64 " token%s", run->val_steps,
-             run->val_steps == 1 ? "" : "es", run->val_tokens, G2Z_PLURAL(run->val_tokens));
-  if (run->val && !isnan(run->sum.best_step) && !g2zr_same_tokens(run))
-    g2z_log(run->services, G2Z_LOG_WARNING, "the validation tokens changed since the checkpoint: "
-            "the lowest loss so far, %.4f of step %.0f, belongs to the old tokens. A new "
-            "comparison begins", run->sum.best_val_loss, run->sum.best_step);
-  else if (run->config.keep_best && run->kept.best_step > (double)run->resumed)
-    G2ZR_SAY(run, "%s/best keeps the weights of step %.0f until a validation finds less than their "
-             "loss, %.4f", run->config.run_dir, run->kept.best_step, run->kept.best_val_loss);
-  if (run->config.run_dir) G2ZR_SAY(run, "run directory: %s", run->config.run_dir);
-  if (run->resume) {
-    int64_t length;
-    const char *flag = g2zr_length(run, &length);
-    G2ZR_SAY(run, "resumed after step %" PRId64 ", from %s, in %.2f s%s", run->resumed, run->resume,
-             run->resume_s, run->found.own && !run->from.note ? "; it has no note.json: times and "
-             "mean losses begin here" : "");
-    if (run->steps <= run->resumed)
-      G2ZR_SAY(run, "no step is left: the run has %" PRId64 " step%s, and the checkpoint is of "
-               "step %" PRId64 "; to continue, give more than %s %" PRId64, run->steps,
-               G2Z_PLURAL(run->steps), run->resumed, flag, length);
-  } else if (run->config.resume)
-    G2ZR_SAY(run, "no checkpoint in %s: starts from the beginning", run->config.run_dir);
-}
-
-/* Completes the last epoch. If the epoch had ended before a resume, it keeps its time. */
-static void g2zr_settle_epoch(g2z_run *run) {
-  g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
-  g2zr_percentiles(run, epoch);
-  if (epoch->wall_s == 0) epoch->wall_s = g2z_seconds() - epoch->started;
-}
-
-/* ----- resuming ----- */
-
-/* Closes everything that g2zr_load opened. */
-static void g2zr_close(g2z_run *run) {
-  g2z_trainer_free(run->trainer);
-  g2z_loader_free(run->val);
-  g2z_loader_free(run->train);
-  for (int i = 0; i < G2Z_TEXTS; i++) g2z_eval_free(run->eval[i]);
-  memset(run->eval, 0, sizeof run->eval);
-  g2z_tokenizer_free(run->tokenizer);
-  g2z_release(run->services, run->from.note);
-  run->trainer = NULL;
-  run->val = run->train = NULL;
-  run->tokenizer = NULL;
-  run->from.note = NULL;
-}
-
 G2Z_API g2z_status g2z_lock_directory(g2z_services *services, const char *path, int *lock) {
   G2Z_RETRY(*lock, open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (*lock < 0) return g2z_fail_file(services, errno, "read the directory", path);
@@ -1594,6 +1287,142 @@ static g2z_status g2zr_choose(g2z_run *run) {
   return G2Z_OK;
 }
 
+/* Samples need a tokenizer with the model's ids. Without a file, 257 tokens mean the 256 bytes. */
+static g2z_status g2zr_open_tokenizer(g2z_run *run) {
+  g2z_run_config *config = &run->config;
+  int vocab = config->train.model.vocab;
+  int wanted = config->prompt || config->sample_every > 0 || config->vocab;
+  if (!config->vocab && vocab != 257) {
+    if (!wanted || config->sample_tokens == 0) {
+      config->sample_tokens = 0;
+      return G2Z_OK;
+    }
+    G2Z_REFUSE(run->services, "samples need the tokenizer of the shards, since the model has %d "
+               "tokens, not 257: give --vocab FILE (vocab.bpe, merges.txt)", vocab);
+  }
+  G2Z_TRY(g2z_tokenizer_create(run->services, config->vocab, &run->tokenizer));
+  if (g2z_tokenizer_vocab(run->tokenizer) > vocab)
+    G2Z_REFUSE(run->services, "--vocab %.300s has %d tokens, but the model only %d: give the "
+               "tokenizer that the model was trained with, or --vocab-size %d for a new model",
+               config->vocab, g2z_tokenizer_vocab(run->tokenizer), vocab,
+               g2z_tokenizer_vocab(run->tokenizer));
+  config->train.model.eot = g2z_tokenizer_eot(run->tokenizer);
+  if (!wanted) config->sample_tokens = 0;
+  return G2Z_OK;
+}
+
+#define G2ZR_BYTES UINT64_C(0xcbf29ce484222325) /* g2z_tokenizer_hash of the 256 bytes, */
+#define G2ZR_GPT2 UINT64_C(0x4aaeec9c912d3e56)  /* and of GPT-2's merges */
+
+/* The part of opening that needs no other rank. */
+static g2z_status g2zr_open_alone(g2z_run *run) {
+  g2z_run_config *config = &run->config;
+  const g2z_train_config *train = &config->train;
+  const char *shards = train->train_glob ? train->train_glob : config->val_glob;
+  g2z_loader_config loader = {
+      train->train_glob, train->batch, train->seq, train->accum, run->context->rank,
+      run->context->world, train->model.vocab, G2Z_ORDER_SHUFFLED, train->seed};
+  if (train->train_glob) G2Z_TRY(g2z_loader_create(run->services, &loader, &run->train));
+  G2Z_TRY(g2zr_open_tokenizer(run));
+  if (config->val_glob) {
+    loader.glob = config->val_glob;
+    loader.accum = 1;
+    loader.order = G2Z_ORDER_FILE;
+    G2Z_TRY(g2z_loader_create(run->services, &loader, &run->val));
+    run->val_steps = run->val->steps_per_epoch;
+    if (config->val_steps > 0 && run->val_steps > config->val_steps)
+      run->val_steps = config->val_steps;
+    if (config->max_val_steps > 0 && run->val_steps > config->max_val_steps)
+      run->val_steps = config->max_val_steps;
+    const int64_t most = run->val_steps * train->batch * run->context->world;
+    run->val_tokens = train->seq * (most < run->val->sequences ? most : run->val->sequences);
+    if (run->val_tokens >= run->val->tokens) run->val_tokens = run->val->tokens - 1;
+  }
+  /* Shards, tokenizer and model must share a vocabulary. Shards of other programs name none, and
+   * pass. Without --vocab, a model with GPT-2's number of tokens takes only shards of GPT-2's
+   * vocabulary. */
+  const g2z_loader *loaders[] = {run->train, run->val};
+  g2z_model_config *model = &config->train.model;
+  const char *known = config->vocab ? config->vocab : "the vocabulary of 256 bytes";
+  uint64_t hash = run->tokenizer ? g2z_tokenizer_hash(run->tokenizer) : 0;
+  if (!hash && model->vocab_hash) {
+    hash = model->vocab_hash;
+    known = train->init_from ? train->init_from : "the model";
+  }
+  for (int i = 0; i < 2; i++) {
+    if (!loaders[i] || !loaders[i]->vocab_hash || loaders[i]->vocab_hash == hash) continue;
+    if (hash)
+      G2Z_REFUSE(run->services, "%.300s was made with another vocabulary than %.300s: give the "
+                 "shards' own with --vocab FILE, or make the shards again with ./prepare_data "
+                 "--vocab FILE", loaders[i]->vocab_shard, known);
+    hash = loaders[i]->vocab_hash;
+    known = loaders[i]->vocab_shard;
+    if (run->tokenizer || (hash != G2ZR_BYTES && (model->vocab != 50257 || hash == G2ZR_GPT2)))
+      continue;
+    G2Z_REFUSE(run->services, "%.300s was made with %s, but the model's vocabulary has %d tokens: "
+               "give %s", known, hash == G2ZR_BYTES ? "a vocabulary of 257, single bytes" :
+               "another vocabulary than GPT-2's", model->vocab, hash == G2ZR_BYTES ? "--vocab-size "
+               "257" : "the shards' own with --vocab FILE");
+  }
+  model->vocab_hash = hash;
+  /* Read the files to score. The trainer's activations limit the length of a row. */
+  g2z_model_config rows = *model;
+  const int64_t room = (int64_t)train->batch * train->seq;
+  if (room < rows.context) rows.context = (int)room;
+  for (int i = 0; i < config->eval.count; i++)
+    G2Z_TRY(g2z_eval_open(run->services, &rows, run->tokenizer, config->eval.text[i],
+                          &run->eval[i]));
+  /* The dataset's name: "openwebtext" from "data/openwebtext_train_*.bin". */
+  const char *slash = shards ? strrchr(shards, '/') : NULL;
+  snprintf(run->dataset, sizeof run->dataset, "%s", slash ? slash + 1 : shards ? shards : "");
+  static const char *const ends[] = {"_train", "_val", "*", "?", "[", "."};
+  for (size_t i = 0; i < G2Z_COUNT(ends); i++)
+    if ((slash = strstr(run->dataset, ends[i])) != NULL) run->dataset[slash - run->dataset] = 0;
+  for (size_t i = strlen(run->dataset); i > 0 && strchr("_-", run->dataset[i - 1]); i--)
+    run->dataset[i - 1] = 0;
+  const char *name = config->dataset_name                     ? config->dataset_name
+                     : run->train && run->train->mixed ? "mixture"
+                     : *run->dataset                   ? NULL
+                                                       : "custom";
+  if (name) snprintf(run->dataset, sizeof run->dataset, "%s", name);
+  return G2Z_OK;
+}
+
+/* Computes the number of steps from the checkpoint's place in the data. The number is the
+ * schedule's horizon, which the trainer needs from the start. */
+static g2z_status g2zr_count_steps(g2z_run *run) {
+  g2z_run_config *config = &run->config;
+  g2z_optimizer_config *optimizer = &config->train.optimizer;
+  const g2z_checkpoint *from = &run->from;
+  if (run->resume)
+    G2Z_TRY(g2z_checkpoint_read(run->services, run->resume, run->train, &run->from));
+  run->resumed = from->step;
+  run->steps_per_epoch = 1;
+  if (run->train) {
+    if (run->train->mixed && (config->epochs || config->save_epochs))
+      G2Z_REFUSE(run->services, "training shards with weights are mixed without an end, so there "
+                 "are no epochs: give --steps N%s%s", config->save_epochs ? " and --save-every N" :
+                 "", config->save_epochs ? ", and remove --save-epochs" : "");
+    run->steps_per_epoch = run->train->steps_per_epoch;
+    run->epoch_ends = from->next.epoch > from->epoch; /* 1: less than one step is left */
+    if (config->epochs > 0) { /* the rest of the data counts: the global batch may have changed */
+      optimizer->steps = from->step + (config->epochs - from->next.epoch) * run->steps_per_epoch -
+                         from->next.step;
+      if (optimizer->steps < from->step) optimizer->steps = from->step;
+    }
+    run->steps = optimizer->steps;
+    if (config->max_train_steps > 0 && run->steps > config->max_train_steps)
+      run->steps = config->max_train_steps;
+  }
+  g2z_loader_free(run->train);
+  run->train = NULL;
+  if (optimizer->warmup < 0) {
+    optimizer->warmup = optimizer->steps / 10;
+    if (optimizer->warmup > 1000) optimizer->warmup = 1000;
+  }
+  return G2Z_OK;
+}
+
 /* Rank 0: refuses a run_dir whose files would be lost: a run that ended without a checkpoint,
  * another run, or checkpoints after the resumed one. */
 static g2z_status g2zr_check_directory(g2z_run *run) {
@@ -1632,6 +1461,80 @@ static g2z_status g2zr_check_directory(g2z_run *run) {
              ": remove them, choose another --run-dir, or continue from the last: %s", run_dir,
              run->resumed, latest, g2zr_command(run, 0, "--resume", "latest", text));
 }
+
+/* Refuses a validation without a target that counts, and through the loader one with a token that
+ * the model lacks: now, not after hours of training. */
+static g2z_status g2zr_check_val(g2z_run *run) {
+  const int64_t tokens = run->val->rows * run->config.train.seq, steps = run->val_steps;
+  int64_t counted = 0;
+  g2z_status status = G2Z_OK;
+  for (int64_t step = 0; step < steps && status == G2Z_OK; step++) {
+    const int32_t *x, *y;
+    status = g2z_loader_next(run->val, &x, &y);
+    for (int64_t i = 0; i < tokens && status == G2Z_OK; i++) counted += y[i] >= 0;
+  }
+  G2Z_TRY(g2zr_agree(run, status));
+  G2Z_TRY(g2zr_first(run, counted, &counted));
+  if (counted) return G2Z_OK;
+  const char *remedy = steps < run->val->steps_per_epoch ? "raise --val-steps or --max-val-steps"
+                       : "give --val shards whose tokens are not all masked";
+  return g2zr_agree(run, g2z_fail(run->services, G2Z_BAD_ARGUMENT, "no token of the first %" PRId64
+                                  " validation batch%s counts: %s", steps, steps == 1 ? "" : "es",
+                                  remedy));
+}
+
+/* Closes everything that g2zr_load opened. */
+static void g2zr_close(g2z_run *run) {
+  g2z_trainer_free(run->trainer);
+  g2z_loader_free(run->val);
+  g2z_loader_free(run->train);
+  for (int i = 0; i < G2Z_TEXTS; i++) g2z_eval_free(run->eval[i]);
+  memset(run->eval, 0, sizeof run->eval);
+  g2z_tokenizer_free(run->tokenizer);
+  g2z_release(run->services, run->from.note);
+  run->trainer = NULL;
+  run->val = run->train = NULL;
+  run->tokenizer = NULL;
+  run->from.note = NULL;
+}
+
+/* Opens what depends on the checkpoint. *damaged: the checkpoint is not whole. */
+static g2z_status g2zr_load(g2z_run *run, int *damaged) {
+  g2z_ranks *ranks = run->context->ranks;
+  const int first = run->context->rank == 0;
+  *damaged = 0;
+  /* Rank 0 decides on the run directory and the checkpoint for all ranks. */
+  g2z_status status = G2Z_OK;
+  memset(&run->found, 0, sizeof run->found);
+  if (first) status = g2zr_choose(run);
+  G2Z_TRY(g2z_ranks_agree(ranks, status));
+  G2Z_TRY(g2z_ranks_broadcast(ranks, &run->found, sizeof run->found));
+  run->resume = run->found.resume[0] ? run->found.resume : NULL;
+  if (run->resume && run->config.train.init_from && first)
+    G2ZR_SAY(run, "--init-from %s is not used: the weights come from the checkpoint",
+             run->config.train.init_from);
+  if (run->resume) run->config.train.init_from = NULL;
+  G2Z_TRY(g2zr_agree(run, g2zr_open_alone(run)));
+  status = g2zr_agree(run, g2zr_count_steps(run));
+  *damaged = status == G2Z_FORMAT;
+  G2Z_TRY(status);
+  G2Z_TRY(g2zr_agree(run, first ? g2zr_check_directory(run) : G2Z_OK));
+  if (run->val) {
+    char text[32];
+    snprintf(text, sizeof text, "hash %016" PRIx64, run->val->data);
+    G2Z_TRY(g2z_ranks_same(ranks, "validation data", text));
+    G2Z_TRY(g2zr_check_val(run));
+  }
+  G2Z_TRY(g2z_trainer_create(run->context, &run->config.train, &run->trainer));
+  if (!run->resume) return G2Z_OK;
+  double begin = g2z_seconds();
+  status = g2z_trainer_load(run->trainer, run->resume);
+  *damaged = status == G2Z_FORMAT;
+  run->resume_s = g2z_seconds() - begin;
+  return status;
+}
+
+/* ----- opening: files ----- */
 
 /* Refuses a directory that holds a model: this run's model would overwrite it. */
 static g2z_status g2zr_check_model(g2z_run *run, const char *directory, const char *remedy) {
@@ -1780,6 +1683,83 @@ static g2z_status g2zr_check_shared(g2z_run *run) {
   return G2Z_OK;
 }
 
+/* A double holds 53 of the hash's 63 bits. */
+static double g2zr_val_data(const g2z_run *run) { return (double)(run->val->data >> 10); }
+
+/* 1 if a validation reads the tokens that best_val_loss was measured over. */
+static int g2zr_same_tokens(const g2z_run *run) {
+  return run->val && run->sum.val_data == g2zr_val_data(run) &&
+         run->sum.val_tokens == (double)run->val_tokens;
+}
+
+/* Rank 0: prints what the run will do. */
+static void g2zr_introduce(g2z_run *run) {
+  const g2z_plan *plan = run->trainer->plan;
+  const g2z_train_config *train = &run->config.train;
+  const g2z_model_config *model = &plan->model;
+  const char *from = train->init_from;
+  G2ZR_SAY(run, "model: %d layer%s, %d head%s, %d channels, %.2f M parameters", model->layers,
+           G2Z_PLURAL(model->layers), model->heads, G2Z_PLURAL(model->heads), model->channels,
+           (double)plan->parameters * 1e-6);
+  G2ZR_SAY(run, "text: vocabulary %d, context %d", model->vocab, model->context);
+  if (from) G2ZR_SAY(run, "weights: from %s", from);
+  G2ZR_SAY(run, "device: %s, %s, %.2f GiB in the plan", g2zr_devices[plan->device],
+           g2z_dtype_text(plan->dtype), (double)plan->bytes_total / 1073741824.0);
+  if (run->steps > 0) {
+    const g2z_loader *loader = run->trainer->loader;
+    if (loader->mixed)
+      G2ZR_SAY(run, "training: %" PRId64 " step%s of a mixture", run->steps,
+               G2Z_PLURAL(run->steps));
+    else
+      G2ZR_SAY(run, "training: %" PRId64 " step%s, %.2f epochs of %" PRId64 " step%s", run->steps,
+               G2Z_PLURAL(run->steps), (double)run->steps / (double)run->steps_per_epoch,
+               run->steps_per_epoch, G2Z_PLURAL(run->steps_per_epoch));
+    for (int k = 0; k < loader->sets && loader->mixed; k++)
+      G2ZR_SAY(run, "mixture: %.2f %% of the sequences from %s, which has %" PRId64 " tokens",
+               100 * loader->set[k].share, loader->set[k].glob, loader->set[k].tokens);
+    G2ZR_SAY(run, "step: batch %d x sequence %d x micro-steps %d x ranks %d = %" PRId64 " tokens",
+             plan->batch, plan->seq, plan->accum, plan->world, loader->global * plan->seq);
+    G2ZR_SAY(run, "schedule: %s, lr %g to %g, %" PRId64 " step%s of warm-up",
+             g2zr_schedules[train->optimizer.schedule], (double)train->optimizer.lr,
+             (double)train->optimizer.min_lr, train->optimizer.warmup,
+             G2Z_PLURAL(train->optimizer.warmup));
+    const g2z_run_config *c = &run->config;
+    const int64_t every = c->val_every > 0 ? c->val_every : run->steps_per_epoch;
+    if ((c->keep_best || c->patience > 0) && run->resumed < run->steps && every >= run->steps &&
+        run->steps_per_epoch >= run->steps)
+      g2z_log(run->services, G2Z_LOG_WARNING, "the only validation is after the last step, so "
+              "--keep-best and --patience have nothing to compare: add --val-every %" PRId64,
+              1 + run->steps / 10);
+    if (train->optimizer.warmup > run->steps)
+      g2z_log(run->services, G2Z_LOG_WARNING, "the warm-up of %" PRId64 " steps is longer than the "
+              "run of %" PRId64 ": the learning rate never reaches --lr %g; lower --warmup",
+              train->optimizer.warmup, run->steps, (double)train->optimizer.lr);
+  }
+  if (run->val)
+    G2ZR_SAY(run, "validation: %" PRId64 " batch%s, up to %" PRId64 " token%s", run->val_steps,
+             run->val_steps == 1 ? "" : "es", run->val_tokens, G2Z_PLURAL(run->val_tokens));
+  if (run->val && !isnan(run->sum.best_step) && !g2zr_same_tokens(run))
+    g2z_log(run->services, G2Z_LOG_WARNING, "the validation tokens changed since the checkpoint: "
+            "the lowest loss so far, %.4f of step %.0f, belongs to the old tokens. A new "
+            "comparison begins", run->sum.best_val_loss, run->sum.best_step);
+  else if (run->config.keep_best && run->kept.best_step > (double)run->resumed)
+    G2ZR_SAY(run, "%s/best keeps the weights of step %.0f until a validation finds less than their "
+             "loss, %.4f", run->config.run_dir, run->kept.best_step, run->kept.best_val_loss);
+  if (run->config.run_dir) G2ZR_SAY(run, "run directory: %s", run->config.run_dir);
+  if (run->resume) {
+    int64_t length;
+    const char *flag = g2zr_length(run, &length);
+    G2ZR_SAY(run, "resumed after step %" PRId64 ", from %s, in %.2f s%s", run->resumed, run->resume,
+             run->resume_s, run->found.own && !run->from.note ? "; it has no note.json: times and "
+             "mean losses begin here" : "");
+    if (run->steps <= run->resumed)
+      G2ZR_SAY(run, "no step is left: the run has %" PRId64 " step%s, and the checkpoint is of "
+               "step %" PRId64 "; to continue, give more than %s %" PRId64, run->steps,
+               G2Z_PLURAL(run->steps), run->resumed, flag, length);
+  } else if (run->config.resume)
+    G2ZR_SAY(run, "no checkpoint in %s: starts from the beginning", run->config.run_dir);
+}
+
 /* Rank 0, if the run continues: removes the traces of its last end. */
 static g2z_status g2zr_forget_end(g2z_run *run) {
   G2Z_TRY(g2zr_tell_failure(run, &run->held));
@@ -1826,139 +1806,7 @@ static g2z_status g2zr_write_launch(g2z_run *run) {
                         g2zr_put_launch, run);
 }
 
-#define G2ZR_BYTES UINT64_C(0xcbf29ce484222325) /* g2z_tokenizer_hash of the 256 bytes, */
-#define G2ZR_GPT2 UINT64_C(0x4aaeec9c912d3e56)  /* and of GPT-2's merges */
-
-/* The part of opening that needs no other rank. */
-static g2z_status g2zr_open_alone(g2z_run *run) {
-  g2z_run_config *config = &run->config;
-  const g2z_train_config *train = &config->train;
-  const char *shards = train->train_glob ? train->train_glob : config->val_glob;
-  g2z_loader_config loader = {
-      train->train_glob, train->batch, train->seq, train->accum, run->context->rank,
-      run->context->world, train->model.vocab, G2Z_ORDER_SHUFFLED, train->seed};
-  if (train->train_glob) G2Z_TRY(g2z_loader_create(run->services, &loader, &run->train));
-  G2Z_TRY(g2zr_open_tokenizer(run));
-  if (config->val_glob) {
-    loader.glob = config->val_glob;
-    loader.accum = 1;
-    loader.order = G2Z_ORDER_FILE;
-    G2Z_TRY(g2z_loader_create(run->services, &loader, &run->val));
-    run->val_steps = run->val->steps_per_epoch;
-    if (config->val_steps > 0 && run->val_steps > config->val_steps)
-      run->val_steps = config->val_steps;
-    if (config->max_val_steps > 0 && run->val_steps > config->max_val_steps)
-      run->val_steps = config->max_val_steps;
-    const int64_t most = run->val_steps * train->batch * run->context->world;
-    run->val_tokens = train->seq * (most < run->val->sequences ? most : run->val->sequences);
-    if (run->val_tokens >= run->val->tokens) run->val_tokens = run->val->tokens - 1;
-  }
-  /* Shards, tokenizer and model must share a vocabulary. Shards of other programs name none, and
-   * pass. Without --vocab, a model with GPT-2's number of tokens takes only shards of GPT-2's
-   * vocabulary. */
-  const g2z_loader *loaders[] = {run->train, run->val};
-  g2z_model_config *model = &config->train.model;
-  const char *known = config->vocab ? config->vocab : "the vocabulary of 256 bytes";
-  uint64_t hash = run->tokenizer ? g2z_tokenizer_hash(run->tokenizer) : 0;
-  if (!hash && model->vocab_hash) {
-    hash = model->vocab_hash;
-    known = train->init_from ? train->init_from : "the model";
-  }
-  for (int i = 0; i < 2; i++) {
-    if (!loaders[i] || !loaders[i]->vocab_hash || loaders[i]->vocab_hash == hash) continue;
-    if (hash)
-      G2Z_REFUSE(run->services, "%.300s was made with another vocabulary than %.300s: give the "
-                 "shards' own with --vocab FILE, or make the shards again with ./prepare_data "
-                 "--vocab FILE", loaders[i]->vocab_shard, known);
-    hash = loaders[i]->vocab_hash;
-    known = loaders[i]->vocab_shard;
-    if (run->tokenizer || (hash != G2ZR_BYTES && (model->vocab != 50257 || hash == G2ZR_GPT2)))
-      continue;
-    G2Z_REFUSE(run->services, "%.300s was made with %s, but the model's vocabulary has %d tokens: "
-               "give %s", known, hash == G2ZR_BYTES ? "a vocabulary of 257, single bytes" :
-               "another vocabulary than GPT-2's", model->vocab, hash == G2ZR_BYTES ? "--vocab-size "
-               "257" : "the shards' own with --vocab FILE");
-  }
-  model->vocab_hash = hash;
-  /* Read the files to score. The trainer's activations limit the length of a row. */
-  g2z_model_config rows = *model;
-  const int64_t room = (int64_t)train->batch * train->seq;
-  if (room < rows.context) rows.context = (int)room;
-  for (int i = 0; i < config->eval.count; i++)
-    G2Z_TRY(g2z_eval_open(run->services, &rows, run->tokenizer, config->eval.text[i],
-                          &run->eval[i]));
-  /* The dataset's name: "openwebtext" from "data/openwebtext_train_*.bin". */
-  const char *slash = shards ? strrchr(shards, '/') : NULL;
-  snprintf(run->dataset, sizeof run->dataset, "%s", slash ? slash + 1 : shards ? shards : "");
-  static const char *const ends[] = {"_train", "_val", "*", "?", "[", "."};
-  for (size_t i = 0; i < G2Z_COUNT(ends); i++)
-    if ((slash = strstr(run->dataset, ends[i])) != NULL) run->dataset[slash - run->dataset] = 0;
-  for (size_t i = strlen(run->dataset); i > 0 && strchr("_-", run->dataset[i - 1]); i--)
-    run->dataset[i - 1] = 0;
-  const char *name = config->dataset_name                     ? config->dataset_name
-                     : run->train && run->train->mixed ? "mixture"
-                     : *run->dataset                   ? NULL
-                                                       : "custom";
-  if (name) snprintf(run->dataset, sizeof run->dataset, "%s", name);
-  return G2Z_OK;
-}
-
-/* Refuses a validation without a target that counts, and through the loader one with a token that
- * the model lacks: now, not after hours of training. */
-static g2z_status g2zr_check_val(g2z_run *run) {
-  const int64_t tokens = run->val->rows * run->config.train.seq, steps = run->val_steps;
-  int64_t counted = 0;
-  g2z_status status = G2Z_OK;
-  for (int64_t step = 0; step < steps && status == G2Z_OK; step++) {
-    const int32_t *x, *y;
-    status = g2z_loader_next(run->val, &x, &y);
-    for (int64_t i = 0; i < tokens && status == G2Z_OK; i++) counted += y[i] >= 0;
-  }
-  G2Z_TRY(g2zr_agree(run, status));
-  G2Z_TRY(g2zr_first(run, counted, &counted));
-  if (counted) return G2Z_OK;
-  const char *remedy = steps < run->val->steps_per_epoch ? "raise --val-steps or --max-val-steps"
-                       : "give --val shards whose tokens are not all masked";
-  return g2zr_agree(run, g2z_fail(run->services, G2Z_BAD_ARGUMENT, "no token of the first %" PRId64
-                                  " validation batch%s counts: %s", steps, steps == 1 ? "" : "es",
-                                  remedy));
-}
-
-/* Opens what depends on the checkpoint. *damaged: the checkpoint is not whole. */
-static g2z_status g2zr_load(g2z_run *run, int *damaged) {
-  g2z_ranks *ranks = run->context->ranks;
-  const int first = run->context->rank == 0;
-  *damaged = 0;
-  /* Rank 0 decides on the run directory and the checkpoint for all ranks. */
-  g2z_status status = G2Z_OK;
-  memset(&run->found, 0, sizeof run->found);
-  if (first) status = g2zr_choose(run);
-  G2Z_TRY(g2z_ranks_agree(ranks, status));
-  G2Z_TRY(g2z_ranks_broadcast(ranks, &run->found, sizeof run->found));
-  run->resume = run->found.resume[0] ? run->found.resume : NULL;
-  if (run->resume && run->config.train.init_from && first)
-    G2ZR_SAY(run, "--init-from %s is not used: the weights come from the checkpoint",
-             run->config.train.init_from);
-  if (run->resume) run->config.train.init_from = NULL;
-  G2Z_TRY(g2zr_agree(run, g2zr_open_alone(run)));
-  status = g2zr_agree(run, g2zr_count_steps(run));
-  *damaged = status == G2Z_FORMAT;
-  G2Z_TRY(status);
-  G2Z_TRY(g2zr_agree(run, first ? g2zr_check_directory(run) : G2Z_OK));
-  if (run->val) {
-    char text[32];
-    snprintf(text, sizeof text, "hash %016" PRIx64, run->val->data);
-    G2Z_TRY(g2z_ranks_same(ranks, "validation data", text));
-    G2Z_TRY(g2zr_check_val(run));
-  }
-  G2Z_TRY(g2z_trainer_create(run->context, &run->config.train, &run->trainer));
-  if (!run->resume) return G2Z_OK;
-  double begin = g2z_seconds();
-  status = g2z_trainer_load(run->trainer, run->resume);
-  *damaged = status == G2Z_FORMAT;
-  run->resume_s = g2z_seconds() - begin;
-  return status;
-}
+/* ----- opening: the work that is due ----- */
 
 /* The work that this run's settings ask for. A run that has a checkpoint saves at its end, too. */
 static int g2zr_possible(const g2z_run *run) {
@@ -2099,7 +1947,7 @@ G2Z_API void g2z_run_request_stop(g2z_run *run, int signal) {
   g2z_trainer_request_stop(run->trainer);
 }
 
-/* ----- the loop ----- */
+/* ----- the loop: steps ----- */
 
 /* The status of a step or a flush. A failure waits until a finished step has been reported. */
 static g2z_status g2zr_after(g2z_run *run, g2z_status status, const g2z_report *report) {
@@ -2251,6 +2099,157 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_eve
   return g2zr_log(run, run->line);
 }
 
+/* ----- the loop: work between steps ----- */
+
+/* Writes a checkpoint of this step, or nothing if it fails. */
+static g2z_status g2zr_save_state(g2z_run *run, const char *path) {
+  G2Z_TRY(g2z_trainer_save_with(run->trainer, path, g2zr_put_note, g2zr_save_tokenizer, run));
+  run->saved = run->step;
+  return G2Z_OK;
+}
+
+/* Rank 0: removes the checkpoints before this step's, except the last `keep` - 1, the best, and
+ * those from before the run became unsound. A checkpoint is first renamed to .partial, so that a
+ * half removed one is not taken for a checkpoint. */
+static void g2zr_prune(g2z_run *run) {
+  int64_t old = run->config.keep > 0 && run->metrics.file >= 0 ? run->step : -1;
+  for (int i = 1; old >= 0; i++) {
+    if (g2zr_latest(run, "", old, &old) != G2Z_OK) /* the run can continue */
+      g2z_log(run->services, G2Z_LOG_WARNING, "cannot remove old checkpoints: %s",
+              run->services->error);
+    if (old < run->unsound || old < 0) break;
+    if (i < run->config.keep || (run->config.keep_best && (double)old == run->sum.best_step))
+      continue;
+    const g2z_path path = g2zr_checkpoint(run, old, ""),
+                   partial = g2zr_checkpoint(run, old, ".partial");
+    g2z_checkpoint_remove(partial.text);
+    if (rename(path.text, partial.text) != 0) g2zr_stays(run, path.text);
+    else if (!g2z_checkpoint_remove(partial.text)) g2zr_stays(run, partial.text);
+  }
+}
+
+/* Saves, then removes older checkpoints. */
+static g2z_status g2zr_save(g2z_run *run, g2z_run_event *event) {
+  const g2z_path saved = g2zr_checkpoint(run, run->step, "");
+  double begin = g2z_seconds();
+  /* The model is sound if the last step was applied and the loss is at most 10 % plus 0.1 nats
+   * above the lowest loss at an earlier checkpoint. */
+  const double loss = run->sum.smooth_loss / run->sum.loss_weight, best = run->sum.best_loss;
+  const int skipped = run->known.skipped == 1 && /* a spike does not mean a worse model */
+                      !(run->known.grad_norm == 0 && isnan(run->known.loss));
+  const int sound = !skipped && !(loss > 1.1 * best + 0.1);
+  char was[40];
+  snprintf(was, sizeof was, "is back at %.4f", best);
+  if (!(best <= loss) && !isnan(loss)) run->sum.best_loss = loss;
+  if (!sound && !run->unsound && run->context->rank == 0 && run->config.keep > 0)
+    g2z_log(run->services, G2Z_LOG_WARNING, "%s: --keep leaves the checkpoints before step %" PRId64
+            " until the loss %s", skipped ? "steps are skipped" : "the loss rose", run->step,
+            isnan(best) ? "falls" : was);
+  if (sound) run->unsound = 0;
+  else if (!run->unsound) run->unsound = run->step;
+  G2Z_TRY(g2zr_agree(run, g2zr_sync(run))); /* the note contains the lengths of the logs */
+  G2Z_TRY(g2zr_save_state(run, saved.text));
+  double seconds = g2z_seconds() - begin;
+  event->kind = G2Z_RUN_SAVED;
+  g2zr_line(run, "step %" PRId64 "/%" PRId64 " | checkpoint %.4096s | %.2f s", run->step,
+            run->steps, saved.text, seconds);
+  const g2z_scalar spent = {"save_ms", seconds * 1e3};
+  G2Z_TRY(g2zr_put_line(run, &spent, 1, ""));
+  G2Z_TRY(g2zr_log(run, run->line));
+  g2zr_report(run, 0);
+  g2zr_prune(run);
+  return G2Z_OK;
+}
+
+/* The tokenizer is written first: weights that can be opened then have their tokenizer. Another run
+ * may have removed the directory since the start. */
+static g2z_status g2zr_save_weights(g2z_run *run, const char *directory) {
+  g2z_status status = G2Z_OK;
+  if (run->context->rank == 0) status = g2z_make_directory(run->services, directory);
+  if (status == G2Z_OK) status = g2zr_save_tokenizer(run, directory);
+  G2Z_TRY(g2zr_agree(run, status));
+  return g2z_trainer_save_weights(run->trainer, directory);
+}
+
+/* 1 if the weights in best were chosen by a validation over the same tokens as best_val_loss. */
+static int g2zr_comparable(const g2z_run *run) {
+  return run->kept.val_data == run->sum.val_data && run->kept.val_tokens == run->sum.val_tokens;
+}
+
+/* Removes weights that were the best. If they belong to other tokens, or other files are there, the
+ * directory moves to best-N instead. */
+static g2z_status g2zr_retire_best(g2z_run *run, const char *old, int removes) {
+  const char *run_dir = run->config.run_dir;
+  g2z_path aside = g2z_path_in(run_dir, "best-1");
+  if (removes) g2z_checkpoint_remove(old);
+  if (rmdir(old) == 0 || errno == ENOENT) return G2Z_OK;
+  for (int i = 2; access(aside.text, F_OK) == 0; i++) aside = g2z_path_in(run_dir, "best-%d", i);
+  G2ZR_SAY(run, "%s/best moves to %s: %s", run_dir, aside.text, removes ? "it has other files" :
+           isnan(run->kept.val_data) ? "its loss is not known" : "its loss was measured over other "
+           "validation tokens");
+  return rename(old, aside.text) == 0 ? G2Z_OK
+                                      : g2z_fail_file(run->services, errno, "rename", old);
+}
+
+/* Rank 0: gives new weights the name best. The earlier ones stay, as best.partial, until then. */
+static g2z_status g2zr_place_best(g2z_run *run, const char *fresh) {
+  const g2z_path best = g2zr_in(run, "best"), old = g2zr_in(run, "best.partial");
+  G2Z_TRY(g2z_json_write(run->services, g2z_path_in(fresh, "note.json").text, g2zr_put_note, run));
+  G2Z_TRY(g2zr_retire_best(run, old.text, 1)); /* left by a kill */
+  if (!g2zr_comparable(run)) G2Z_TRY(g2zr_retire_best(run, best.text, 0));
+  if (rename(best.text, old.text) != 0 && errno != ENOENT)
+    return g2z_fail_file(run->services, errno, "rename", best.text);
+  if (rename(fresh, best.text) == 0) return g2zr_retire_best(run, old.text, 1);
+  g2z_status status = g2z_fail_file(run->services, errno, "rename", fresh);
+  rename(old.text, best.text);
+  return status;
+}
+
+/* Makes this step's weights the best, unless better ones are there: a resume from an earlier
+ * checkpoint does not know them. The new directory has a name of its own while it is written: over
+ * NFS, a host may take an earlier file for the new one of the same name. */
+static g2z_status g2zr_keep_best(g2z_run *run) {
+  const g2z_path fresh = g2zr_checkpoint(run, run->step, G2ZR_FRESH);
+  if (g2zr_comparable(run) && run->kept.best_val_loss < run->sum.best_val_loss) return G2Z_OK;
+  g2z_status status = g2zr_save_weights(run, fresh.text);
+  const int saved = status == G2Z_OK, first = run->context->rank == 0; /* all ranks agree on it */
+  if (first && saved) status = g2zr_place_best(run, fresh.text);
+  if (first && status != G2Z_OK) g2z_checkpoint_remove(fresh.text);
+  if (saved) status = g2zr_agree(run, status);
+  if (status == G2Z_OK) run->kept = run->sum;
+  return status;
+}
+
+/* Completes the last epoch. If the epoch had ended before a resume, it keeps its time. */
+static void g2zr_settle_epoch(g2z_run *run) {
+  g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
+  g2zr_percentiles(run, epoch);
+  if (epoch->wall_s == 0) epoch->wall_s = g2z_seconds() - epoch->started;
+}
+
+/* Reports the stop, after the state was saved. Any rank may have received the signal. */
+static g2z_status g2zr_stop(g2z_run *run) {
+  char name[32], text[1400];
+  G2Z_TRY(g2zr_first(run, __atomic_load_n(&run->stop_signal, __ATOMIC_RELAXED),
+                     &run->stop_signal));
+  g2zr_settle_epoch(run);
+  if (run->epoch[run->epoch_count - 1].steps == 0 && run->epoch_count > 1) run->epoch_count--;
+  G2Z_TRY(g2zr_agree(run, run->log.file >= 0 ? g2zr_write_artifacts(run) : G2Z_OK));
+  const char *signal = g2zr_signal_text(run->stop_signal, name);
+  const int saved = run->saved == run->step;
+  g2zr_line(run, "stopped after step %" PRId64 " of %" PRId64 "%s%s, %s%s", run->step, run->steps,
+            signal ? " by " : "", signal ? signal : "", saved ? "saved. To continue: " : "not "
+            "saved, since there is no --run-dir", saved ?
+            g2zr_command(run, 0, "--resume", "latest", text) : "");
+  return G2Z_OK;
+}
+
+/* Called when ranks have agreed to stop. The checkpoint comes first: it records other due work. */
+static void g2zr_will_stop(g2z_run *run) {
+  run->due |= G2ZR_DUE_STOP;
+  if (run->config.run_dir && run->saved != run->step) run->due |= G2ZR_DUE_SAVE;
+}
+
 /* Reports the progress of a validation, or of the scoring of a file. user: g2z_run *. */
 static void g2zr_share(void *user, double share) {
   const g2z_run *run = (const g2z_run *)user;
@@ -2396,80 +2395,85 @@ static g2z_status g2zr_write_sample(g2z_run *run, g2z_run_event *event) {
   return g2zr_log(run, run->sample);
 }
 
-/* Reports the stop, after the state was saved. Any rank may have received the signal. */
-static g2z_status g2zr_stop(g2z_run *run) {
-  char name[32], text[1400];
-  G2Z_TRY(g2zr_first(run, __atomic_load_n(&run->stop_signal, __ATOMIC_RELAXED),
-                     &run->stop_signal));
-  g2zr_settle_epoch(run);
-  if (run->epoch[run->epoch_count - 1].steps == 0 && run->epoch_count > 1) run->epoch_count--;
-  G2Z_TRY(g2zr_agree(run, run->log.file >= 0 ? g2zr_write_artifacts(run) : G2Z_OK));
-  const char *signal = g2zr_signal_text(run->stop_signal, name);
-  const int saved = run->saved == run->step;
-  g2zr_line(run, "stopped after step %" PRId64 " of %" PRId64 "%s%s, %s%s", run->step, run->steps,
-            signal ? " by " : "", signal ? signal : "", saved ? "saved. To continue: " : "not "
-            "saved, since there is no --run-dir", saved ?
-            g2zr_command(run, 0, "--resume", "latest", text) : "");
-  return G2Z_OK;
-}
-
-/* Called when ranks have agreed to stop. The checkpoint comes first: it records other due work. */
-static void g2zr_will_stop(g2z_run *run) {
-  run->due |= G2ZR_DUE_STOP;
-  if (run->config.run_dir && run->saved != run->step) run->due |= G2ZR_DUE_SAVE;
-}
-
-/* The tokenizer is written first: weights that can be opened then have their tokenizer. Another run
- * may have removed the directory since the start. */
-static g2z_status g2zr_save_weights(g2z_run *run, const char *directory) {
-  g2z_status status = G2Z_OK;
-  if (run->context->rank == 0) status = g2z_make_directory(run->services, directory);
-  if (status == G2Z_OK) status = g2zr_save_tokenizer(run, directory);
-  G2Z_TRY(g2zr_agree(run, status));
-  return g2z_trainer_save_weights(run->trainer, directory);
-}
-
-/* Removes weights that were the best. If they belong to other tokens, or other files are there, the
- * directory moves to best-N instead. */
-static g2z_status g2zr_retire_best(g2z_run *run, const char *old, int removes) {
-  const char *run_dir = run->config.run_dir;
-  g2z_path aside = g2z_path_in(run_dir, "best-1");
-  if (removes) g2z_checkpoint_remove(old);
-  if (rmdir(old) == 0 || errno == ENOENT) return G2Z_OK;
-  for (int i = 2; access(aside.text, F_OK) == 0; i++) aside = g2z_path_in(run_dir, "best-%d", i);
-  G2ZR_SAY(run, "%s/best moves to %s: %s", run_dir, aside.text, removes ? "it has other files" :
-           isnan(run->kept.val_data) ? "its loss is not known" : "its loss was measured over other "
-           "validation tokens");
-  return rename(old, aside.text) == 0 ? G2Z_OK
-                                      : g2z_fail_file(run->services, errno, "rename", old);
-}
-
-/* Rank 0: gives new weights the name best. The earlier ones stay, as best.partial, until then. */
-static g2z_status g2zr_place_best(g2z_run *run, const char *fresh) {
-  const g2z_path best = g2zr_in(run, "best"), old = g2zr_in(run, "best.partial");
-  G2Z_TRY(g2z_json_write(run->services, g2z_path_in(fresh, "note.json").text, g2zr_put_note, run));
-  G2Z_TRY(g2zr_retire_best(run, old.text, 1)); /* left by a kill */
-  if (!g2zr_comparable(run)) G2Z_TRY(g2zr_retire_best(run, best.text, 0));
-  if (rename(best.text, old.text) != 0 && errno != ENOENT)
-    return g2z_fail_file(run->services, errno, "rename", best.text);
-  if (rename(fresh, best.text) == 0) return g2zr_retire_best(run, old.text, 1);
-  g2z_status status = g2z_fail_file(run->services, errno, "rename", fresh);
-  rename(old.text, best.text);
-  return status;
-}
-
-/* Makes this step's weights the best, unless better ones are there: a resume from an earlier
- * checkpoint does not know them. The new directory has a name of its own while it is written: over
- * NFS, a host may take an earlier file for the new one of the same name. */
-static g2z_status g2zr_keep_best(g2z_run *run) {
-  const g2z_path fresh = g2zr_checkpoint(run, run->step, G2ZR_FRESH);
-  if (g2zr_comparable(run) && run->kept.best_val_loss < run->sum.best_val_loss) return G2Z_OK;
-  g2z_status status = g2zr_save_weights(run, fresh.text);
-  const int saved = status == G2Z_OK, first = run->context->rank == 0; /* all ranks agree on it */
-  if (first && saved) status = g2zr_place_best(run, fresh.text);
-  if (first && status != G2Z_OK) g2z_checkpoint_remove(fresh.text);
-  if (saved) status = g2zr_agree(run, status);
-  if (status == G2Z_OK) run->kept = run->sum;
+/* The end of a run: prints the result of a training and commands for further work, then writes
+ * training_metrics.json and RUN_COMPLETE.txt, which names the weights or the last checkpoint. */
+static g2z_status g2zr_finish(g2z_run *run) {
+  const char *saved = run->config.save_weights, *run_dir = run->config.run_dir;
+  const g2z_path checkpoint = g2zr_checkpoint(run, run->saved, "");
+  char loss[48] = "", best[64] = "", more[64], text[1400], word[300];
+  const int reports = run->steps > 0 && run->context->rank == 0;
+  const char *earlier = run->saved < 0 ? "" : ", or from an earlier checkpoint";
+  const double target = g2zr_decimal(run->config.target_loss);
+  int64_t length;
+  const char *flag = g2zr_length(run, &length);
+  /* Checkpoint and weights are already saved, and metrics.jsonl shows at which step this began. */
+  if (run->known.step > run->resumed && run->applied && isnan(run->known.loss) &&
+      run->known.grad_norm != 0)
+    return g2z_fail(run->services, G2Z_DIVERGED, "the run diverged: the loss of step %" PRId64 ", "
+                    "the last, is nan. Start again with a lower --lr (%g)%s", run->known.step,
+                    (double)run->config.train.optimizer.lr, earlier);
+  if (reports) {
+    if (run->known.step > run->resumed && !isnan(run->known.loss))
+      snprintf(loss, sizeof loss, "loss %.4f, ", run->known.loss);
+    if (!isnan(run->sum.best_val_loss))
+      snprintf(best, sizeof best, "best validation loss %.4f, ", run->sum.best_val_loss);
+    G2ZR_SAY(run, "done: %s%s%" PRId64 " step%s, %" PRId64 " tokens, %s", loss, best,
+             run->known.step, G2Z_PLURAL(run->known.step), run->known.tokens,
+             g2zr_duration(g2zr_wall_s(run)).text);
+    if (g2zr_worse(run))
+      g2z_log(run->services, G2Z_LOG_WARNING, "the run diverged: the loss of the last steps, %.4g, "
+              "is worse than guessing, which has %.4g. Start again with a lower --lr (%g)%s",
+              g2zr_worse(run), log(run->config.train.model.vocab),
+              (double)run->config.train.optimizer.lr, earlier);
+    if (run->impatient)
+      G2ZR_SAY(run, "ended early by --patience %" PRId64 ": no validation loss below %.4f since "
+               "step %.0f", run->config.patience, run->sum.best_val_loss, run->sum.best_step);
+    if (!isnan(run->sum.target_step))
+      G2ZR_SAY(run, "target loss %g: reached at step %.0f, after %.0f tokens, %s", target,
+               run->sum.target_step, run->sum.target_tokens, g2zr_duration(run->sum.target_s).text);
+    else if (target > 0) G2ZR_SAY(run, "target loss %g: not reached", target);
+    if (run_dir) G2ZR_SAY(run, "curves: %s/report.html", run_dir);
+    if (run_dir && !isnan(run->sum.best_step)) {
+      const int known = g2zr_comparable(run), keeps = run->config.keep_best;
+      if (keeps && known && run->kept.best_val_loss <= run->sum.best_val_loss)
+        G2ZR_SAY(run, "best weights: %s/best, of step %.0f, validation loss %.4f", run_dir,
+                 run->kept.best_step, run->kept.best_val_loss);
+      else if (keeps)
+        G2ZR_SAY(run, "best weights: not in %s/best; the lowest loss is of step %.0f", run_dir,
+                 run->sum.best_step);
+      else if (known && run->kept.best_val_loss > run->sum.best_val_loss)
+        G2ZR_SAY(run, "%s/best holds step %.0f, validation loss %.4f: --keep-best was not given "
+                 "since", run_dir, run->kept.best_step, run->kept.best_val_loss);
+    }
+  }
+  if (reports && saved) {
+    const char *command = run->config.command_line ? run->config.command_line : "./train";
+    const char *flags = strstr(command, " --");
+    G2ZR_SAY(run, "weights: %s", saved);
+    G2ZR_SAY(run, "To generate text: %.*s --init-from %s --prompt 'The'%s",
+             (int)(flags ? (size_t)(flags - command) : strlen(command)), command,
+             g2z_shell_word(saved, word, sizeof word), run->tokenizer ? "" : " --vocab FILE");
+  }
+  if (run->impatient) flag = "--patience", length = run->config.patience;
+  snprintf(more, sizeof more, "--resume latest %s", flag);
+  snprintf(word, sizeof word, "%" PRId64, 2 * length);
+  if (reports && run->saved == run->step)
+    G2ZR_SAY(run, "To continue training: %s", g2zr_command(run, 0, more, word, text));
+  else if (reports && saved && run_dir)
+    G2ZR_SAY(run, "To train these weights further: %s",
+             g2zr_command(run, 1, "--init-from", saved, text));
+  run->ended = g2z_seconds();
+  g2zr_line(run, "[Rank 0] RUN_COMPLETE checkpoint_path=%.4096s world_size=%d tokens_per_sec=%.2f "
+            "total_wall_time_sec=%.3f timestamp_utc=%s",
+            saved ? saved : run->saved == run->step ? checkpoint.text : "none",
+            run->context->world, g2zr_tokens_per_s(run), g2zr_wall_s(run), g2z_utc_now().text);
+  if (run->log.file < 0) return G2Z_OK;
+  G2Z_TRY(g2zr_log(run, run->line));
+  G2Z_TRY(g2zr_write_artifacts(run));
+  G2Z_TRY(g2zr_sync(run));
+  G2Z_TRY(g2zr_tell_failure(run, &run->held)); /* or a failure to write that line */
+  g2z_status status = g2zr_write_text(run, "RUN_COMPLETE.txt", run->line);
+  if (status != G2Z_OK) unlink(g2zr_in(run, "RUN_COMPLETE.txt").text); /* it may exist */
   return status;
 }
 

@@ -941,8 +941,8 @@ static void test_train_console(g2z_test *t) {
 static void test_train_log(g2z_test *t) {
   static const char *const cases[] = {
       "--val-every 3 --save-every 2 --keep 1 --warmup 9 --eval q.txt --prompt 1",
-      "--val-every 3 --keep-best --patience 1 --lr 0 --target-loss 9 --ranks 2 --batch 2 "
-      "--save-weights none",
+      ("--val-every 3 --keep-best --patience 1 --lr 0 --target-loss 9 --ranks 2 --batch 2 "
+       "--save-weights none"),
       "--val-every 2 --resume run0/step-000008 --init-from run0/weights --steps 12"};
   test_write_file(t, test_at(t, "q.txt"), "a text", 6);
   test_run_shard(t, "x_val_0.bin", 300);
