@@ -595,8 +595,7 @@ static void g2zr_report(g2z_run *run, int must) {
   if (run->metrics.file < 0 || (!must && begin < run->next_report)) return;
   if (g2z_report_run(run->services, run->config.run_dir) != G2Z_OK)
     g2z_log(run->services, G2Z_LOG_WARNING, "report.html is missing: %s", run->services->error);
-  const double end = g2z_seconds();
-  run->next_report = end + 99 * (end - begin);
+  run->next_report = begin + 100 * (g2z_seconds() - begin);
 }
 
 #define G2ZR_TEXT(key, text) g2z_json_put_string(out, key, text)
@@ -2029,7 +2028,6 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_eve
   const g2z_plan *plan = run->trainer->plan;
   const double step_s = run->step_s_of[report->loss_step % 2];
   const double tokens = (double)(run->trainer->loader->global * plan->seq);
-  const double targets = (double)report->counted;
   m->step = report->loss_step;
   m->tokens += (int64_t)tokens;
   m->loss = (double)report->loss;
@@ -2052,8 +2050,8 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_eve
   epoch->train_s += step_s;
   epoch->data_s += m->data_ms * 1e-3;
   if (!m->skipped) {
-    epoch->loss_sum += m->loss * targets;
-    epoch->loss_targets += targets;
+    epoch->loss_sum += m->loss * (double)report->counted;
+    epoch->loss_targets += (double)report->counted;
     run->applied++;
     sum->smooth_loss = 0.95 * sum->smooth_loss + 0.05 * m->loss;
     sum->loss_weight = 0.95 * sum->loss_weight + 0.05;
@@ -2527,8 +2525,7 @@ static g2z_status g2zr_advance(g2z_run *run, g2z_run_event *event) {
     memset(&report, 0, sizeof report);
     G2Z_TRY(g2zr_tell_failure(run, &run->ending));
     if (!run->due) {
-      g2z_status status = g2zr_train(run, &report);
-      status = g2zr_after(run, status, &report);
+      const g2z_status status = g2zr_after(run, g2zr_train(run, &report), &report);
       if (status == G2Z_STOPPED) {
         g2zr_will_stop(run);
         continue;
@@ -2536,8 +2533,7 @@ static g2z_status g2zr_advance(g2z_run *run, g2z_run_event *event) {
       G2Z_TRY(status);
       if (report.loss_step <= run->known.step) continue; /* due work needs the step's loss first */
     } else if (run->known.step < run->step) {
-      g2z_status status = g2z_trainer_flush(run->trainer, &report);
-      G2Z_TRY(g2zr_after(run, status, &report));
+      G2Z_TRY(g2zr_after(run, g2z_trainer_flush(run->trainer, &report), &report));
     }
     if (report.loss_step > run->known.step) {
       event->line = run->line;
@@ -2566,12 +2562,16 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   /* If a file failed, but no step, a run of one rank saves before it ends. With several ranks the
    * others may not know of the failure yet. */
   const g2z_path path = g2zr_checkpoint(run, run->step, "");
+  g2z_report report;
   int there = 0, saves = status == G2Z_IO || status == G2Z_FORMAT;
   saves &= run->config.run_dir && run->context->world == 1 && !run->broken &&
            run->step > run->resumed && run->step != run->saved && !(run->due & G2ZR_DUE_SAVE);
   if (saves && g2z_is_there(run->services, run->config.run_dir, &there) == G2Z_OK && there &&
-      g2zr_save_state(run, path.text) == G2Z_OK)
-    g2z_log(run->services, G2Z_LOG_WARNING, "the run fails; it has saved %s", path.text);
+      g2z_trainer_flush(run->trainer, &report) == G2Z_OK) {
+    if (run->known.step < run->step) g2zr_learn(run, &report, event); /* the file may fail again */
+    if (g2zr_save_state(run, path.text) == G2Z_OK)
+      g2z_log(run->services, G2Z_LOG_WARNING, "the run fails; it has saved %s", path.text);
+  }
   g2zr_log(run, sentence);
   if (run->metrics.file >= 0 && status != G2Z_STOPPED)
     g2z_report_run(run->services, run->config.run_dir);
