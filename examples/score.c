@@ -12,7 +12,7 @@ int main(int argc, char **argv) {
   g2z_context *context = NULL; g2z_model *model = NULL;
   g2z_tokenizer *tokenizer = NULL; g2z_encoder *encoder = NULL;
   g2z_tokens text = {NULL, 0, 0, NULL};
-  char *bytes = NULL; size_t count = 0;
+  char *bytes = NULL; size_t count = 0, first = 0; /* bytes of the text, and of its first token */
   double sum = 0, mean; int64_t scored = 0;
   if (argc != 4) return fprintf(stderr, "use: %s WEIGHTS VOCABULARY TEXT\n", argv[0]), 1;
   g2z_context_config place = g2z_context_config_default(&services);
@@ -32,6 +32,7 @@ int main(int argc, char **argv) {
     status = g2z_fail(&services, G2Z_BAD_ARGUMENT, "%s has fewer than two tokens", argv[3]);
   while (status == G2Z_OK && scored + 1 < (int64_t)text.count) { /* every token except the first */
     int64_t left = (int64_t)text.count - 1 - scored, context_length = model->config.context;
+    if (scored == 0) g2z_tokenizer_token(tokenizer, text.ids[0], &first);
     int T = (int)(left < context_length ? left : context_length);
     const int32_t *at = text.ids + scored;
     status = g2z_model_score(model, at, at + 1, 1, T, NULL, &mean);
@@ -39,7 +40,8 @@ int main(int argc, char **argv) {
   }
   if (status != G2Z_OK) fprintf(stderr, "score: %s\n", services.error);
   else printf("%lld tokens: loss %.4f, perplexity %.2f, %.3f bits per byte\n", (long long)scored,
-              sum / (double)scored, exp(sum / (double)scored), sum / log(2.0) / (double)count);
+              sum / (double)scored, exp(sum / (double)scored),
+              sum / log(2.0) / (double)(count - first));
   g2z_release(&services, bytes), g2z_tokens_free(&text), g2z_encoder_free(encoder);
   g2z_tokenizer_free(tokenizer), g2z_model_free(model), g2z_context_free(context);
   return status != G2Z_OK;
