@@ -2057,7 +2057,7 @@ G2Z__PRIVATE g2z_status g2z__share(g2z_trainer *t, int from, int to);
 /* From rooms 13 and 10. */
 G2Z__PRIVATE g2z_status g2z__unit_forward(const g2z_model *model, const g2z__pass *pass, int unit);
 G2Z__PRIVATE g2z_status g2z__head_loss(const g2z_model *model, const g2z__pass *pass,
-                                       double *loss_sum, float dloss, const g2z_step_state *state);
+                                       double *loss_sum, const g2z_step_state *state);
 G2Z__PRIVATE g2z_status g2z__unit_backward(const g2z_model *model, const g2z__pass *pass, int unit);
 G2Z__PRIVATE g2z_status g2z__unit_backward_norm(const g2z_model *model, const g2z__pass *pass,
                                                 int unit);
@@ -2191,11 +2191,10 @@ G2Z__PRIVATE g2z_status g2z__forward(g2z_trainer *t, int unit) {
   return g2z__unit_forward(&t->model, &t->pass, unit);
 }
 
-/* The LM head. Its gradient belongs to the mean loss over the step's tokens on all ranks. */
+/* The LM head. */
 G2Z__PRIVATE g2z_status g2z__head(g2z_trainer *t) {
-  const float dloss = (float)(1.0 / (double)t->plan->step_tokens);
-  G2Z_TRY(g2z__head_loss(&t->model, &t->pass, g2z__my_verdict(t) + G2Z_VERDICT_LOSS, dloss,
-                         t->state));
+  double *loss_sum = g2z__my_verdict(t) + G2Z_VERDICT_LOSS;
+  G2Z_TRY(g2z__head_loss(&t->model, &t->pass, loss_sum, t->state));
   t->device->ops->span_end(t->device, G2Z_SPAN_FORWARD);
   t->device->ops->span_begin(t->device, G2Z_SPAN_BACKWARD);
   return G2Z_OK;
@@ -3658,8 +3657,8 @@ G2Z__PRIVATE g2z_status g2z__settings_check(g2z_services *services, const g2z_se
     g2z__setting_text(setting, config, text);
     if (setting->words)
       G2Z_REFUSE(services, "%s=%s is none of %s", setting->name, text, setting->words + 1);
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "%s=%s must lie between %.15g and %.15g",
-                    setting->name, text, setting->least, setting->most);
+    G2Z_REFUSE(services, "%s=%s must lie between %.15g and %.15g", setting->name, text,
+               setting->least, setting->most);
   }
   return G2Z_OK;
 }
@@ -3705,8 +3704,8 @@ G2Z__PRIVATE g2z_status g2z__train_config_check(g2z_services *services,
     G2Z_REFUSE(services, "batch=%d x seq=%d is more than 2^28 tokens in one micro-step: lower "
                "batch and raise accum", config->batch, config->seq);
   if (config->optimizer.min_lr > config->optimizer.lr)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "min_lr=%g must be at most lr=%g",
-                    (double)config->optimizer.min_lr, (double)config->optimizer.lr);
+    G2Z_REFUSE(services, "min_lr=%g must be at most lr=%g", (double)config->optimizer.min_lr,
+               (double)config->optimizer.lr);
   if (config->fp8 && config->dtype != G2Z_FP16 && config->dtype != G2Z_BF16)
     G2Z_REFUSE(services, "fp8=%s rounds numbers of 16 bits to 8, and dtype=%s has 32: take "
                "dtype=fp16%s, or fp8=none", g2z__fp8_texts[config->fp8],
@@ -3858,31 +3857,30 @@ G2Z__PRIVATE size_t g2z__plan_at_most(const g2z_plan *plan, size_t elements, siz
   return most < grain || elements < most ? elements : most;
 }
 
-/* Cuts the memory of units [first, next) into buckets, from its end, so that the odd size is the
- * first bucket's. Before wte the last bucket is small, and each bucket is at most twice as large as
- * the next: it travels while backward computes the next. Returns the number of buckets. Writes them
- * in front of `end`, unless that is NULL. */
-G2Z__PRIVATE int g2z__plan_cut(const g2z_plan *plan, int first, int next, g2z_bucket *end) {
-  size_t begin = plan->unit[first].begin, left = plan->unit[next].begin - begin;
-  size_t full = plan->bucket_elements, size;
+/* Cuts the memory into buckets, the last one first. Units [first, next) share buckets: up to stage
+ * 1 all units before wte, else none. Each such part is cut from its end, so that the odd size is
+ * its first bucket's. Before wte the last bucket is small, and each bucket is at most twice as large
+ * as the next: it travels while backward computes the next. Returns the number of buckets. Writes
+ * them in front of `end`, unless that is NULL. */
+G2Z__PRIVATE int g2z__plan_cut(const g2z_plan *plan, g2z_bucket *end) {
   int count = 0;
-  if (first == plan->wte && plan->grad_dtype != G2Z_FP32 && !plan->wte_rows)
-    full = g2z__plan_at_most(plan, full, G2Z__PIECE_BYTES);
-  size = next == plan->wte ? g2z__plan_at_most(plan, full, G2Z__LAST_BYTES) : full;
-  for (; left > 0; count++) {
-    size_t elements = size < left ? size : left;
-    left -= elements;
-    size = 2 * size < full ? 2 * size : full;
-    if (!end) continue;
-    end[-1 - count].begin = begin + left;
-    end[-1 - count].elements = elements;
+  for (int next = plan->units, first; next > 0; next = first) {
+    first = plan->by_unit || next == plan->units ? next - 1 : 0;
+    const size_t begin = plan->unit[first].begin;
+    size_t left = plan->unit[next].begin - begin, full = plan->bucket_elements;
+    if (first == plan->wte && plan->grad_dtype != G2Z_FP32 && !plan->wte_rows)
+      full = g2z__plan_at_most(plan, full, G2Z__PIECE_BYTES);
+    size_t size = next == plan->wte ? g2z__plan_at_most(plan, full, G2Z__LAST_BYTES) : full;
+    for (; left > 0; count++) {
+      const size_t elements = size < left ? size : left;
+      left -= elements;
+      size = 2 * size < full ? 2 * size : full;
+      if (!end) continue;
+      end[-1 - count].begin = begin + left;
+      end[-1 - count].elements = elements;
+    }
   }
   return count;
-}
-
-/* The first unit that shares no bucket with unit `first`. Up to stage 1 only wte has its own. */
-G2Z__PRIVATE int g2z__plan_cut_end(const g2z_plan *plan, int first) {
-  return plan->by_unit || first == plan->wte ? first + 1 : plan->wte;
 }
 
 /* Maximum number of update ranges, which end where decay changes and where buckets end. */
@@ -4041,13 +4039,8 @@ G2Z__PRIVATE void g2z__plan_updates(g2z_plan *plan) {
 G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
   G2Z_TRY(G2Z_NEW(plan->services, (size_t)plan->buckets + 1, &plan->bucket));
   G2Z_TRY(G2Z_NEW(plan->services, g2z__plan_updates_limit(plan), &plan->update));
-  int count = 0, numbered = 0;
-  for (int first = 0, next; first < plan->units; first = next) {
-    next = g2z__plan_cut_end(plan, first);
-    count += g2z__plan_cut(plan, first, next, NULL);
-    g2z__plan_cut(plan, first, next, &plan->bucket[count]);
-  }
-  for (int k = 0; k < plan->buckets; k++) {
+  g2z__plan_cut(plan, &plan->bucket[plan->buckets]);
+  for (int k = 0, numbered = 0; k < plan->buckets; k++) {
     g2z_bucket *b = &plan->bucket[k];
     b->unit = 0;
     while (plan->unit[b->unit + 1].begin <= b->begin) b->unit++;
@@ -4205,11 +4198,7 @@ G2Z__PRIVATE void g2z__plan_batch(g2z_plan *plan, int batch) {
   plan->gather = plan->transport;
   if (plan->gather == G2Z_TRANSPORT_AUTO)
     plan->gather = plan->wte_rows ? G2Z_TRANSPORT_COPY : G2Z_TRANSPORT_NCCL;
-  plan->buckets = 0;
-  for (int first = 0, next; first < plan->units; first = next) {
-    next = g2z__plan_cut_end(plan, first);
-    plan->buckets += g2z__plan_cut(plan, first, next, NULL);
-  }
+  plan->buckets = g2z__plan_cut(plan, NULL);
   g2z__plan_bytes(plan);
 }
 
@@ -5299,16 +5288,11 @@ static inline G2Z_HOST_DEVICE float g2z__head_part(int row) {
   return (float)((uint32_t)row * 2654435769u >> 8) * 0x1p-24f;
 }
 
-/* x rounded to the nearest value of the type, ties to even; TF32 and FP32 return x. */
+/* x rounded to the nearest value of the type, ties to even. TF32 is stored as fp32: the tensor core
+ * cuts a product's inputs. */
 G2Z__PRIVATE float g2z__round(g2z_dtype dtype, float x) {
-  switch (dtype) {
-    case G2Z_FP16: return g2z__round_fp16(x);
-    case G2Z_BF16: return g2z__round_bf16(x);
-    case G2Z_FP32:
-    case G2Z_TF32: /* stored as fp32; the tensor core cuts a product's inputs to tf32 */
-    case G2Z_DTYPE_COUNT: break;
-  }
-  return x;
+  if (dtype == G2Z_FP16) return g2z__round_fp16(x);
+  return dtype == G2Z_BF16 ? g2z__round_bf16(x) : x;
 }
 
 /* The value of an FP16 or BF16 number. */
@@ -5605,12 +5589,9 @@ G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kin
   device->info.exponentials_per_s = NAN;
   device->info.fp8 = device->info.bf16 = kind == G2Z_DEVICE_CPU;
   g2z_status status = kind == G2Z_DEVICE_CUDA ? g2z__cuda_open(device) : G2Z_OK;
-  if (status != G2Z_OK) {
-    g2z_release(services, device);
-    return status;
-  }
-  *out = device;
-  return G2Z_OK;
+  if (status != G2Z_OK) g2z_release(services, device);
+  else *out = device;
+  return status;
 }
 
 G2Z_API void g2z_device_free(g2z_device *device) {
@@ -7613,8 +7594,8 @@ G2Z__PRIVATE g2z_status g2z__ranks_meet(g2z_ranks *ranks) {
   g2z_services *services = ranks->services;
   if (place->world < 1 || place->world > G2Z__RANKS_MAX || place->rank < 0 ||
       place->rank >= place->world)
-    return g2z_fail(services, G2Z_BAD_ARGUMENT, "rank %d of %d is not possible: a job has at most "
-                    "%d ranks, from rank 0 on", place->rank, place->world, G2Z__RANKS_MAX);
+    G2Z_REFUSE(services, "rank %d of %d is not possible: a job has at most %d ranks, from rank 0 "
+               "on", place->rank, place->world, G2Z__RANKS_MAX);
   if (place->world == 1) return G2Z_OK;
   if (place->port < 1 || place->port > 65535 - G2Z__RANKS_PORTS)
     G2Z_REFUSE(services, "port %d: must be from 1 to %d", place->port, 65535 - G2Z__RANKS_PORTS);
@@ -9013,9 +8994,8 @@ G2Z__PRIVATE g2z_status g2z__check_ids(g2z_services *services, const char *what,
                                        const int32_t *ids, size_t count, int least, int vocab) {
   for (size_t i = 0; i < count; i++)
     if (ids[i] < least || ids[i] >= vocab)
-      return g2z_fail(services, G2Z_BAD_ARGUMENT,
-                      "%s=%d at position %zu must lie between %d and %d, the vocabulary's last",
-                      what, (int)ids[i], i, least, vocab - 1);
+      G2Z_REFUSE(services, "%s=%d at position %zu must lie between %d and %d, the vocabulary's "
+                 "last", what, (int)ids[i], i, least, vocab - 1);
   return G2Z_OK;
 }
 
@@ -9140,12 +9120,12 @@ G2Z__PRIVATE g2z_status g2z__unit_forward(const g2z_model *model, const g2z__pas
 }
 
 /* Computes the loss of a forward pass. With `state`, also writes dh into WIDE and the head's part
- * of dwte, both multiplied by `dloss` and by the loss scale. */
+ * of dwte: gradients of the mean loss over the step's tokens on all ranks, times the loss scale. */
 G2Z__PRIVATE g2z_status g2z__head_loss(const g2z_model *model, const g2z__pass *pass,
-                                       double *loss_sum, float dloss,
-                                       const g2z_step_state *state) {
+                                       double *loss_sum, const g2z_step_state *state) {
   const g2z_plan *plan = model->plan;
   const int layer = 0, backward = state != NULL;
+  const float dloss = (float)(1.0 / (double)plan->step_tokens);
   return model->device->ops->head_loss(
       model->device, G2Z__F(LOSSES), loss_sum, backward ? G2Z__A(WIDE) : NULL,
       backward ? model->dwte : NULL, plan->dwte_dtype, model->logits, G2Z__A(LNF),
@@ -9705,7 +9685,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
     t->pass.write = again ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
     t->pass.keep_rows = t->plan->wte_rows;
     for (int unit = t->plan->wte; unit >= 0; unit--) G2Z_TRY(g2z__forward(t, unit));
-    G2Z_TRY(g2z__head_loss(&t->model, &t->pass, t->model.sum, 1, t->state));
+    G2Z_TRY(g2z__head_loss(&t->model, &t->pass, t->model.sum, t->state));
     for (int unit = 0; unit <= t->plan->wte; unit++) {
       G2Z_TRY(g2z__unit_backward(&t->model, &t->pass, unit));
       G2Z_TRY(g2z__unit_backward_norm(&t->model, &t->pass, unit));
@@ -9715,7 +9695,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
   t->device->fp8 = G2Z_FP8_NONE;
   for (int unit = t->plan->wte; unit >= 0 && status == G2Z_OK; unit--)
     status = g2z__unit_forward(&t->model, &t->pass, unit);
-  if (status == G2Z_OK) status = g2z__head_loss(&t->model, &t->pass, t->model.sum, 0, NULL);
+  if (status == G2Z_OK) status = g2z__head_loss(&t->model, &t->pass, t->model.sum, NULL);
   t->device->fp8 = t->config.fp8;
   G2Z_TRY(status);
   /* Also times Muon's products for every shape, even if this rank is no home for it. */
@@ -10147,7 +10127,7 @@ G2Z__PRIVATE g2z_status g2z__model_pass(g2z_model *m, const int32_t *tokens,
   if (targets) G2Z_TRY(dev->ops->upload(dev, m->targets, targets, count * sizeof *targets));
   G2Z_TRY(g2z__model_run(m, B, T, &pass));
   if (targets) {
-    G2Z_TRY(g2z__head_loss(m, &pass, m->sum, 0, NULL));
+    G2Z_TRY(g2z__head_loss(m, &pass, m->sum, NULL));
     G2Z_TRY(dev->ops->download(dev, out, g2z__activation_at(m, G2Z__ACT_LOSSES, 0),
                                count * sizeof *out));
     return dev->ops->synchronize(dev);
@@ -10231,7 +10211,7 @@ G2Z__PRIVATE g2z_status g2z__validate_batches(g2z_trainer *t, g2z_loader *loader
     *counted += (double)tokens - (double)masked;
     dev->ops->span_begin(dev, G2Z_SPAN_VAL_FORWARD);
     G2Z_TRY(g2z__model_run(m, t->plan->batch, t->plan->seq, &pass));
-    G2Z_TRY(g2z__head_loss(m, &pass, m->sum, 0, NULL));
+    G2Z_TRY(g2z__head_loss(m, &pass, m->sum, NULL));
     dev->ops->span_end(dev, G2Z_SPAN_VAL_FORWARD);
   }
   G2Z_TRY(dev->ops->download(dev, sum, m->sum, sizeof *sum));
@@ -10262,8 +10242,8 @@ G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *t, g2z_loader *loader, int6
   if (counted > 0) *loss = g2z__nan_unsigned(sum / counted);
   g2z__ranks_phase(ranks, "step", t->enqueued, 0);
   if (status == G2Z_OK && counted == 0)
-    return g2z_fail(t->services, G2Z_BAD_ARGUMENT, "no token of the first %" PRId64 " validation "
-                    "batches counts: validate on more", steps);
+    G2Z_REFUSE(t->services, "no token of the first %" PRId64 " validation batches counts: validate "
+               "on more", steps);
   return status;
 }
 
@@ -10794,8 +10774,8 @@ G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__transfer *x, const char *final_nam
   if (!x->weights_only) {
     G2Z_TRY(g2z_is_there(x->services, final_name, &there));
     if (there) /* never overwrite a whole checkpoint */
-      return g2z_fail(x->services, G2Z_BAD_ARGUMENT,
-                      "%s exists already: remove it, or save under another name", final_name);
+      G2Z_REFUSE(x->services, "%s exists already: remove it, or save under another name",
+                 final_name);
     g2z_checkpoint_remove(x->directory); /* left by a save that was killed */
     if (lstat(x->directory, &info) == 0 && S_ISLNK(info.st_mode))
       return g2z_fail(x->services, G2Z_IO, "%s is a symbolic link: a checkpoint that is written "
