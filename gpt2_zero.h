@@ -149,8 +149,7 @@
  *     Radford et al. 2019, Language models are unsupervised multitask learners (GPT-2)
  *     Rajbhandari et al. 2020, arXiv:1910.02054 (ZeRO)
  *     Loshchilov and Hutter 2019, arXiv:1711.05101 (AdamW)
- *     Jordan et al. 2024, kellerjordan.github.io/posts/muon; Liu et al. 2025, arXiv:2502.16982
- *     (Muon) */
+ *     Jordan et al. 2024, kellerjordan.github.io/posts/muon; Liu et al., arXiv:2502.16982 (Muon) */
 
 #ifndef G2Z_INCLUDED
 #define G2Z_INCLUDED
@@ -389,8 +388,7 @@ typedef struct g2z_json {
 typedef struct g2z_json_text {            /* a string as in the file: escaped, without its quotes */
   const unsigned char *at;
   size_t bytes;
-  const unsigned char *lone;              /* the first escape of half a surrogate pair: it becomes
-                                           * U+FFFD; NULL: none */
+  const unsigned char *lone;              /* the first escape of half a surrogate pair, or NULL */
 } g2z_json_text;
 
 G2Z_API void g2z_json_open(g2z_json *json, g2z_services *services, const char *label,
@@ -677,8 +675,7 @@ typedef struct g2z_param_info { /* a row of the table, for one model */
   g2z_unit_kind unit;
   g2z_init init;
   int decay;                    /* 1: weight decay applies */
-  int muon;                     /* number of matrices, side by side in its columns, that Muon
-                                 * updates; 0: always AdamW */
+  int muon;                     /* Muon's matrices, side by side in its columns; 0: always AdamW */
   int rank;                     /* dimensions: 1 or 2 */
   size_t rows, cols, elements;  /* unpadded */
 } g2z_param_info;
@@ -815,8 +812,7 @@ typedef struct g2z_plan {
   size_t shard_elements;          /* of all this rank's slices */
   size_t logits_bytes;            /* of the logits' memory, which wte_rows and Muon use, too */
   int wte_rows;                   /* 1: the embedding's part of wte's gradient is sent separately,
-                                   * one row per token of each rank; 0: together with the head's
-                                   * part */
+                                   * one row per token of each rank; 0: with the head's part */
   /* If wte_rows, the memory of the logits holds the row_count rows of all ranks, then at
    * row_tokens_at their tokens, then at row_order_at the order of these tokens, as embed_order
    * writes it. Both are offsets in bytes. */
@@ -1135,8 +1131,7 @@ typedef struct g2z_update {
 typedef enum g2z_span { G2Z_SPAN_LIST(G2Z_LIST_NAME) G2Z_SPAN_COUNT } g2z_span;
 
 /* A GPU times the algorithms of a product when its shape first appears, and keeps the fastest. The
- * choice changes the order of addition: a rerun that must be bit-equal reads the first run's
- * table. */
+ * choice changes the order of addition: to repeat a run to the bit, read its table. */
 typedef enum g2z_tune {
   G2Z_TUNE_OFF,                /* the library's first choice: best for shapes that appear once, as
                                 * in generation. The LM head then stores logits on Hopper, too */
@@ -1202,8 +1197,7 @@ typedef struct g2z_ops {
   /* out[N,C] act = dropout(wte[token] + wpe[t]) */
   g2z_status (*embed_fwd)(g2z_device *device, void *out, const int32_t *tokens, const void *wte,
                           const void *wpe, const g2z_dropout *dropout, int B, int T, int C);
-  /* dwte[Vp,C] f32 +=; NULL: only dwpe. dwpe[T,C] grad: only rows within the sequence length.
-   * dout[N,C] act. */
+  /* dwte[Vp,C] f32 +=; NULL: only dwpe. dwpe[T,C] grad: its first T rows. dout[N,C] act. */
   g2z_status (*embed_bwd)(g2z_device *device, float *dwte, void *dwpe, const void *dout,
                           const int32_t *tokens, g2z_write mode, const g2z_dropout *dropout, int B,
                           int T, int C);
@@ -1234,8 +1228,7 @@ typedef struct g2z_ops {
    * Then its 8-bit rows [N,n] and, after them, columns [n,N] replace it. Columns have another
    * order of tokens within each 128. Only products with 8-bit operands read such a tensor.
    *
-   * y[N,C] act = (x - mean) * rstd * w + b, also narrow; mean[N], rstd[N] f32 are kept for
-   * backward. */
+   * y[N,C] act = (x - mean) * rstd * w + b, also narrow; mean[N], rstd[N] f32: for backward. */
   g2z_status (*layernorm_fwd)(g2z_device *device, void *y, void *narrow, float *mean, float *rstd,
                               const void *x, const void *w, const void *b, int N, int C);
   /* dres[N,C] act: = dx or += dx (res_mode); dw[C], db[C] grad (mode). dbias[C] grad, if not NULL:
@@ -1309,8 +1302,7 @@ typedef struct g2z_ops {
 
   /* to[n] grad = from[n], or += */
   g2z_status (*grad_add)(g2z_device *device, void *to, const void *from, g2z_write mode, size_t n);
-  /* *sum f64 += sum of squares of grads in these ranges; not finite if one element is not.
-   * `ranges` is host memory. */
+  /* *sum f64 += squares of grads in ranges (host memory); not finite if one element is not. */
   g2z_status (*grad_sumsq)(g2z_device *device, double *sum, const void *grads,
                            const g2z_range *ranges, int count);
   /* Ends a step: the verdict, loss scale, clip factor, learning rate, counters. `tokens` is the
@@ -1454,8 +1446,7 @@ typedef struct g2z_fault {  /* why the job ends */
 
 typedef struct g2z_ranks_config {
   g2z_place place;
-  const char *device;             /* unique name of the GPU: two ranks must not share one; CPU:
-                                   * "" */
+  const char *device;             /* unique name of the GPU, which ranks must not share; CPU: "" */
   const char *build;              /* must be equal on all ranks */
   double join_s;                  /* longest wait until all ranks have joined */
   double silence_s;               /* a rank without a heartbeat for this time is dead; 0: never */
@@ -1605,8 +1596,7 @@ typedef struct g2z_comm_config {
 G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device,
                                    const g2z_comm_config *config, g2z_comm **out);
 G2Z_API void g2z_comm_free(g2z_comm *comm); /* NULL is fine; before its device */
-/* A call with the members that all kinds except AFTER, MARK and WAIT need; the others are 0: not
- * `all`, place 0. */
+/* A call with the members that most kinds need; the others are 0: not `all`, place 0. */
 G2Z_API g2z_call g2z_call_of(g2z_call_kind kind, void *to, const void *from, size_t n);
 /* Enqueues a call, or appends it to the step that is being recorded. */
 G2Z_API g2z_status g2z_comm_submit(g2z_comm *comm, const g2z_call *call);
@@ -1621,8 +1611,7 @@ G2Z_API g2z_status g2z_weights_config(g2z_services *services, const char *direct
                                       g2z_model_config *out);
 
 /* ===== >>d13 context and model ===========================================
- * The context is this process's place in the job: services, device, rank. A model is a plan's
- * memory on the device. */
+ * The context is this process's place in the job. A model is a plan's memory on the device. */
 
 typedef struct g2z_context {      /* read only */
   g2z_services *services;
@@ -1672,8 +1661,7 @@ typedef struct g2z_report {
   float grad_norm;       /* before clipping. Not finite, or counted 0: the step was skipped */
   float lr;
   float loss_scale;      /* loss scale of the step */
-  int skipped;           /* 0: the weights changed. 1: they did not. 2: because of a spike,
-                          * skip_spikes */
+  int skipped;           /* 0: the weights changed. 1: they did not. 2: because of a spike */
   int64_t skipped_total; /* includes `spikes` */
   int64_t spikes;
   int64_t applied;       /* steps applied up to loss_step */
@@ -1782,14 +1770,12 @@ G2Z_API g2z_status g2z_trainer_step_batch(g2z_trainer *trainer, const int32_t *x
                                           g2z_report *report);
 /* Asks all ranks to stop; may be called from a signal handler. The request reaches all ranks within
  * two steps. Then step and step_batch return G2Z_STOPPED and enqueue nothing, until a checkpoint is
- * loaded. Validation, scores and generation return G2Z_STOPPED on all ranks before their next batch
- * or token. */
+ * loaded. Validation, scores and generation return G2Z_STOPPED before their next batch or token. */
 G2Z_API void g2z_trainer_request_stop(g2z_trainer *trainer);
 /* Waits for all enqueued steps; the report is the last one's. */
 G2Z_API g2z_status g2z_trainer_flush(g2z_trainer *trainer, g2z_report *report);
-/* Reports a failure outside the steps on this rank; services->error holds the reason. All ranks
- * return this status from one of their next steps, and none waits for this rank. Only the first
- * failure counts. */
+/* Reports a failure outside the steps on this rank; services->error has the reason. All ranks
+ * return this status from a later step; none waits for it. Only the first failure counts. */
 G2Z_API void g2z_trainer_fail(g2z_trainer *trainer, g2z_status status);
 
 /* Canonical ranges of the trainer's buffers, as fp32 in host memory. */
@@ -2191,7 +2177,7 @@ G2Z__PRIVATE g2z_status g2z__forward(g2z_trainer *t, int unit) {
   return g2z__unit_forward(&t->model, &t->pass, unit);
 }
 
-/* The LM head. */
+/* The LM head: the end of forward, and the beginning of backward. */
 G2Z__PRIVATE g2z_status g2z__head(g2z_trainer *t) {
   double *loss_sum = g2z__my_verdict(t) + G2Z_VERDICT_LOSS;
   G2Z_TRY(g2z__head_loss(&t->model, &t->pass, loss_sum, t->state));
@@ -2200,8 +2186,7 @@ G2Z__PRIVATE g2z_status g2z__head(g2z_trainer *t) {
   return G2Z_OK;
 }
 
-/* Reports progress to the watcher. If nothing was reduced, also enqueues a mark, which reports when
- * the device reaches it. */
+/* Reports progress to the watcher; if nothing was reduced, again when the device reaches a mark. */
 G2Z__PRIVATE g2z_status g2z__end_micro_step(g2z_trainer *t, int reduced) {
   t->device->ops->span_end(t->device, G2Z_SPAN_BACKWARD);
   g2z__ranks_phase(t->context->ranks, "step", t->enqueued + 1, 0);
@@ -2258,10 +2243,9 @@ G2Z__PRIVATE g2z_status g2z__reduce_bucket(g2z_trainer *t, int bucket) {
   return g2z__queue(t, G2Z_CALL_MARK, G2Z__PLACE_REDUCED, bucket);
 }
 
-/* [C] In a step's last micro-step wte's gradient may be reduced in two parts. The first part is the
- * head's, together with everything from earlier micro-steps: it is reduced during backward. Before
- * it, all ranks gather the tokens that the embedding's rows belong to. A single rank copies
- * nothing. */
+/* [C] In a step's last micro-step wte's gradient may be reduced in two parts. The first part, the
+ * head's and everything from earlier micro-steps, is reduced during backward. Before it, all ranks
+ * gather the tokens of the embedding's rows; a single rank copies nothing. */
 G2Z__PRIVATE g2z_status g2z__reduce_head(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   const size_t bytes = plan->tokens * sizeof(int32_t);
@@ -2470,8 +2454,7 @@ G2Z__PRIVATE int g2z__trainer_second(const g2z_trainer *t) {
 }
 
 /* [D] Gathers the new parameters of buckets [from, to) while the device continues. Of the blocks,
- * stage 3 gathers only the first two of the next forward pass here; it gathers each other block
- * just before its use. */
+ * stage 3 gathers only the first two of the next forward pass here, the others just before use. */
 G2Z__PRIVATE g2z_status g2z__share(g2z_trainer *t, int from, int to) {
   const g2z_plan *plan = t->plan;
   if (to == plan->early) t->device->ops->span_end(t->device, G2Z_SPAN_OPTIMIZER_STEP);
@@ -2995,8 +2978,7 @@ G2Z__PRIVATE uint64_t g2z__kernel_number(const char *directory, const char *name
 
 /* Lowers both numbers to the memory that the control groups of this process allow. File pages that
  * the kernel reclaims first do not count as used. In a container the mount may be the group itself,
- * and the path in /proc may be missing below it: a missing file sets no limit. `root` is empty
- * except in tests. */
+ * and the path in /proc may be missing below it: a missing file sets no limit. Tests set `root`. */
 G2Z__PRIVATE void g2z__cgroup_memory(const char *root, size_t *free_bytes, size_t *total_bytes) {
   static const struct { const char *mount, *limit, *used, *cache; } versions[] = {
       {"/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "\ntotal_inactive_file "},
@@ -3033,8 +3015,7 @@ G2Z__PRIVATE double g2z__nan_unsigned(double value) { return isnan(value) ? NAN 
 /* ===== >>i04 JSON ========================================================
  * In:  any bytes that should be JSON, or values to write. Out: values in place, or a text.
  * Law: no allocation, no recursion, nothing read beyond `end`, no locale. Text that RFC 8259
- * forbids is an error with its line and column, except NaN and Infinity in values that are
- * skipped. */
+ * forbids is an error with its line and column, except NaN and Infinity in skipped values. */
 
 /* ----- reader ----- */
 
@@ -3199,8 +3180,7 @@ G2Z_API int g2z_json_is(const g2z_json_text *text, const char *name) {
     got[0] = *at;
     if (*at != '\\') at++;
     else if ((bytes = g2z__json_escape(&at, end, got)) == 0) return 0;
-    for (size_t i = 0; i < bytes; i++, want++) /* an escaped NUL must not match the end of the
-                                                * name */
+    for (size_t i = 0; i < bytes; i++, want++) /* an escaped NUL is not the name's end */
       if (*want == 0 || *want != got[i]) return 0;
   }
   return *want == 0;
@@ -3718,8 +3698,7 @@ G2Z__PRIVATE g2z_status g2z__train_config_check(g2z_services *services,
     G2Z_REFUSE(services, "fp8=all needs batch x seq to be a multiple of 128, and channels of 16; "
                "they are %" PRId64 " and %d: change them, or take fp8=forward",
                (int64_t)config->batch * config->seq, config->model.channels);
-  /* Attention's scores are the largest tensor: heads have at most 128 channels, so seq x channels
-   * is far smaller. */
+  /* Attention's scores are the largest tensor with dropout: heads have at most 128 channels. */
   int64_t scores = (int64_t)config->model.heads * config->seq * config->seq;
   if (config->dropout > 0 && scores > INT64_C(1) << 34)
     G2Z_REFUSE(services, "dropout=%g would repeat its masks: heads=%d x seq=%d x seq is "
@@ -3859,9 +3838,9 @@ G2Z__PRIVATE size_t g2z__plan_at_most(const g2z_plan *plan, size_t elements, siz
 
 /* Cuts the memory into buckets, the last one first. Units [first, next) share buckets: up to stage
  * 1 all units before wte, else none. Each such part is cut from its end, so that the odd size is
- * its first bucket's. Before wte the last bucket is small, and each bucket is at most twice as large
- * as the next: it travels while backward computes the next. Returns the number of buckets. Writes
- * them in front of `end`, unless that is NULL. */
+ * its first bucket's. Before wte the last bucket is small, and each is at most twice as large as
+ * the next: it travels while backward computes the next. Returns the number of buckets. Writes them
+ * in front of `end`, unless that is NULL. */
 G2Z__PRIVATE int g2z__plan_cut(const g2z_plan *plan, g2z_bucket *end) {
   int count = 0;
   for (int next = plan->units, first; next > 0; next = first) {
@@ -4458,8 +4437,7 @@ G2Z_API g2z_status g2z_shard_writer_create(g2z_services *services, const char *p
   writer->format = format;
   g2z_status status = g2z_writer_create(services, path, &writer->file);
   if (status == G2Z_OK && format == G2Z_SHARD_LLMC) {
-    /* The count stays 0 until finish(), so that no reader takes an unfinished shard for a complete
-     * one. */
+    /* The count stays 0 until finish(): no reader takes an unfinished shard for a complete one. */
     int32_t header[G2Z__SHARD_HEADER / 4] = {G2Z__SHARD_MAGIC, 1, 0};
     memcpy(header + 3, &vocab_hash, sizeof vocab_hash);
     status = g2z_writer_put(writer->file, header, sizeof header);
@@ -4737,10 +4715,8 @@ G2Z__PRIVATE int64_t g2z__shuffle(uint64_t seed, int64_t epoch, int64_t count, i
 
 /* ----- the loader: a double buffer, which a thread fills ----- */
 
-#define G2Z__LOADER_FILES 128    /* shards kept open, each with its mask; the usual limit is 1024
-                                  * files */
-#define G2Z__LOADER_SAMPLES 1024 /* of all shards together: each may need a round trip to a
-                                  * server */
+#define G2Z__LOADER_FILES 128    /* shards kept open, with masks; the usual limit is 1024 files */
+#define G2Z__LOADER_SAMPLES 1024 /* of all shards; each may need a round trip to a server */
 
 typedef struct g2z__prefetch {
   g2z_services *caller;
@@ -4810,8 +4786,7 @@ G2Z_API void g2z_loader_count(const g2z_loader *loader, int64_t counts[G2Z_SETS]
   for (int64_t at = whole, number; at < positions; at++) counts[g2z__set_at(loader, at, &number)]++;
 }
 
-/* Reads step loader->position into the thread's buffer. A short sequence is padded with token 0 and
- * targets of -1. */
+/* Reads step loader->position into the thread's buffer, and pads short sequences (room d07). */
 G2Z__PRIVATE g2z_status g2z__loader_read(g2z_loader *loader) {
   const g2z_loader_config *config = &loader->config;
   g2z__prefetch *reader = loader->reader;
@@ -4962,8 +4937,7 @@ G2Z__PRIVATE const char *g2z__shards_word(const char *path, const char *word) {
   return last;
 }
 
-/* Refuses a set that has both training and validation shards, by their names. Its files are the
- * list's from `begin` on. */
+/* Refuses a set that, by the names of its files from `begin` on, also has validation shards. */
 G2Z__PRIVATE g2z_status g2z__shards_named(g2z_services *services, const g2z_loader_set *set,
                                           const glob_t *found, size_t begin) {
   const char *train = NULL, *val = NULL;
@@ -5254,8 +5228,7 @@ static inline G2Z_HOST_DEVICE float g2z__round_8(float x, int dropped, int32_t m
   rounded = (int32_t)magnitude > 0x7f800000 ? 0x7fc00000u : rounded; /* NaN */
   return g2z__from_bits(rounded | (bits & 0x80000000u));
 }
-/* e4m3: a sign, 4 bits of exponent, 3 of fraction. From 2^-6 to 448; smaller numbers in steps of
- * 2^-9. */
+/* e4m3: a sign, 4 bits of exponent, 3 of fraction. 2^-6 to 448; smaller ones in steps of 2^-9. */
 static inline G2Z_HOST_DEVICE float g2z__round_e4m3(float x) {
   return g2z__round_8(x, 20, 0x43e00000, 0x3c800000, 0x1p14f);
 }
@@ -5274,9 +5247,8 @@ static inline G2Z_HOST_DEVICE float g2z__e4m3_scale(float largest) {
   return g2z__from_bits((scale < 253 ? scale : 253) << 23); /* finite for 0, too */
 }
 
-/* Activations and weights are multiplied by these factors before they are rounded to e4m3. Outputs
- * of LayerNorm, attention and GELU keep full precision from 2^-8 to 112, weights from 2^-11 to
- * 14. */
+/* Factors of activations and weights before they are rounded to e4m3. Outputs of LayerNorm,
+ * attention and GELU keep full precision from 2^-8 to 112, weights from 2^-11 to 14. */
 #define G2Z__E4M3_X 4.0f
 #define G2Z__E4M3_W 32.0f
 
@@ -5382,8 +5354,7 @@ static inline G2Z_HOST_DEVICE int g2z__decide_spike(g2z_step_state *state,
 }
 
 /* Decides from the ranks' rows whether the step is applied or skipped, updates the state (loss,
- * norm, learning rate, loss scale), and reports it. `dynamic`: fp16 with a dynamic loss scale in
- * the config. */
+ * norm, learning rate, loss scale), and reports it. `dynamic`: fp16 with a dynamic loss scale. */
 static inline G2Z_HOST_DEVICE void g2z__decide(g2z_step_state *state, const g2z_verdict *verdict,
                                                const g2z_optimizer_config *config, int dynamic,
                                                int64_t tokens) {
@@ -5399,8 +5370,7 @@ static inline G2Z_HOST_DEVICE void g2z__decide(g2z_step_state *state, const g2z_
     if (state->status == G2Z_OK) state->status = (int32_t)row[G2Z_VERDICT_STATUS];
     if (row[G2Z_VERDICT_STOP] > 0) state->stop = 1;
   }
-  /* Backward computed gradients of the mean over all targets. The factor `more` makes it the mean
-   * over those that count. */
+  /* Backward took the mean over all targets; `more` makes it the mean over those that count. */
   double counted = (double)tokens - masked, more = counted > 0 ? (double)tokens / counted : 0;
   float norm = (float)(sqrt(sum) / (double)state->loss_scale * more);
   state->counted = (int64_t)counted;
@@ -5739,8 +5709,7 @@ static inline float g2z__cpu_row_factor(const g2z_dropout *dropout, int row, int
 /* ----- products ---------------------------------------------------------
  * out[M,N] = a[M,K] b[K,N], then the op's epilogue. A task computes 16 columns of up to 192 rows.
  * It first copies its part of b, 16 lanes for each k, because the rows of b (columns, if
- * transposed) lie far apart. Products are added up in groups of 128, so that long sums lose few
- * digits. */
+ * transposed) lie far apart. Groups of 128 products are added up: long sums lose few digits. */
 
 #define G2Z__ROWS 192  /* rows of a task, a multiple of G2Z__GROUP */
 #define G2Z__GROUP 6   /* rows that share each load of b: 6 x 16 sums fill the registers */
@@ -6512,8 +6481,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_muon(g2z_device *device, const void *o, const g
 
 /* ----- a draw ----------------------------------------------------------- */
 
-/* Counts the tokens whose order is at least `cut`. At a temperature above 0, sums their weights
- * instead. */
+/* Counts the tokens whose order is at least `cut`; at a temperature above 0, sums their weights. */
 G2Z__PRIVATE double g2z__draw_measure(const float *logits, int vocab, uint32_t cut, float best,
                                       float temperature) {
   double sum = 0;
@@ -6532,8 +6500,7 @@ G2Z__PRIVATE uint32_t g2z__draw_cut(const float *logits, int vocab, double least
   return cut;
 }
 
-/* Draws one of the tokens that top_k and top_p keep, in the order of their ids. -1: all logits are
- * NaN. */
+/* Draws one of the tokens that top_k and top_p keep, in the order of ids. -1: all are NaN. */
 G2Z__PRIVATE int g2z__sample(const float *logits, int vocab, const g2z_sampling *sampling,
                              uint32_t index) {
   const float temperature = sampling->temperature;
@@ -6718,8 +6685,7 @@ typedef struct g2z__link {        /* a connection */
 } g2z__link;
 
 /* A clock that stops while its process is suspended. If more than step_s passed since the previous
- * reading, it advances by step_s only: the process was suspended, or got no time from the
- * system. */
+ * reading, it advances by step_s only: the process was suspended, or did not run. */
 typedef struct g2z__clock {
   double last, awake, step_s;
 } g2z__clock;
@@ -6878,8 +6844,7 @@ G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
     G2Z_TRY(g2z__env_number(services, "SLURM_LOCALID", 0, last, -1, &out->local_rank));
   if (out->world == 1) out->local_rank = 0;
 
-  /* The host of rank 0. If variables are set by hand without MASTER_ADDR, all ranks are on this
-   * host. */
+  /* The host of rank 0. Variables set by hand without MASTER_ADDR: all ranks are on this host. */
   const char *address = g2z__env("MASTER_ADDR");
   int by_hand = strcmp(out->launcher, "torchrun") == 0;
   int here = address ? g2z__place_is_here(address) : by_hand;
@@ -6965,8 +6930,7 @@ G2Z__PRIVATE void g2z__poll(g2z_ranks *ranks, g2z__link *callers, int caller_cou
   for (nfds_t i = 0; i < count; i++) ranks->polled[i]->ready = ranks->polls[i].revents != 0;
 }
 
-/* Finds the addresses of a host; freeaddrinfo releases them. Returns getaddrinfo's error; 0:
- * found. */
+/* Finds a host's addresses; freeaddrinfo releases them. Returns getaddrinfo's error; 0: found. */
 G2Z__PRIVATE int g2z__socket_resolve(const char *host, struct addrinfo **out) {
   struct addrinfo hints;
   memset(&hints, 0, sizeof hints);
@@ -7281,8 +7245,7 @@ G2Z__PRIVATE void g2z__meeting_poll(g2z_ranks *ranks) {
   caller->got = 0;
 }
 
-/* Holds the meeting until all ranks are there, or until all ranks that came have been sent the
- * failure. */
+/* Holds the meeting until all ranks are there, or all that came have been sent the failure. */
 G2Z__PRIVATE g2z_status g2z__meet_all(g2z_ranks *ranks) {
   const g2z_place *place = &ranks->config.place;
   const int world = place->world;
@@ -7370,9 +7333,8 @@ G2Z__PRIVATE g2z_status g2z__meet_all(g2z_ranks *ranks) {
 }
 
 /* ----- the watcher -------------------------------------------------------
- * A thread that only reads and writes heartbeats and looks at its clock. It never calls CUDA or
- * NCCL, which may hang. Rank 0 judges all ranks. The others judge rank 0 and, after it has left,
- * themselves. */
+ * This thread only handles heartbeats and looks at its clock. It never calls CUDA or NCCL, which
+ * may hang. Rank 0 judges all ranks; the others judge rank 0 and, after it has left, themselves. */
 
 /* Copies this rank's own pulse for the watcher, and returns the clock. */
 G2Z__PRIVATE double g2z__watch_look(g2z_ranks *ranks) {
@@ -7396,8 +7358,7 @@ G2Z__PRIVATE void g2z__watch_tell(g2z_ranks *ranks, g2z__kind kind, const void *
   }
 }
 
-/* Ends the job, once: rank 0 sends FAULT to the others, on_fault runs, and threads that wait for
- * data wake up. */
+/* Ends the job, once: rank 0 sends FAULT to the others, and on_fault runs. */
 G2Z__PRIVATE void g2z__watch_end(g2z_ranks *ranks, g2z__ending *ending) {
   ending->fault.host[sizeof ending->fault.host - 1] = 0;
   ending->fault.phase[sizeof ending->fault.phase - 1] = 0;
@@ -7543,8 +7504,7 @@ G2Z__PRIVATE void *g2z__watch(void *user) {
   }
   if (!ranks->parting) return NULL;
 
-  /* Send GOODBYE to all, then wait up to 5 s for theirs: the others reach each other only through
-   * rank 0. */
+  /* Send GOODBYE to all, then wait up to 5 s for theirs: ranks reach each other through rank 0. */
   double until = g2z__watch_look(ranks) + 5;
   g2z__watch_tell(ranks, G2Z__GOODBYE, &ranks->peers[ranks->me].last, 5);
   for (int staying = 1; staying && g2z__awake(&ranks->clock) < until;) {
@@ -7611,9 +7571,8 @@ G2Z__PRIVATE g2z_status g2z__ranks_meet(g2z_ranks *ranks) {
     snprintf(ranks->peers[i].last.phase, sizeof ranks->peers[i].last.phase, "start");
   }
 
-  /* The tokens follow from the job's id and secret: a process that knows both is a member. The
-   * members' token and rank 0's differ, so that a service that echoes its input is not taken for
-   * rank 0. */
+  /* The tokens follow from the job's id and secret: a process that knows both is a member. Rank 0
+   * has its own token, so that a service that echoes its input is not taken for it. */
   uint64_t key = g2z__hash(G2Z__HASH, place->job, strlen(place->job));
   key = g2z__hash(key, "\n", 1);
   key = g2z__hash(key, place->secret, strlen(place->secret));
@@ -7816,8 +7775,7 @@ G2Z__PRIVATE g2z_status g2z__ranks_lost(g2z_ranks *ranks, int peer, int error) {
 
 /* The byte stream between rank 0 and another rank, for the collectives of CPU ranks. `peer` is 0 on
  * every rank except rank 0. Both sides call in the same order. Send returns when the system has all
- * bytes, receive when the caller has them: two ranks that send many bytes to each other at the same
- * time wait forever. */
+ * bytes, receive when the caller has them: two ranks that both send much at once wait forever. */
 G2Z__PRIVATE g2z_status g2z__ranks_send(g2z_ranks *ranks, int peer, const void *bytes,
                                         size_t count) {
   G2Z_ASSERT(peer >= 0 && peer < ranks->peer_count && ranks->me != peer);
@@ -7844,8 +7802,7 @@ G2Z__PRIVATE g2z_status g2z__ranks_put(g2z_ranks *ranks, int peer, g2z__kind kin
   return g2z__ranks_send(ranks, peer, bytes, count);
 }
 
-/* Receives the message of the same call from a peer. If the peer is in another call, rank 0 sends
- * REFUSAL. */
+/* Receives a peer's message of the same call. If it is in another call, rank 0 sends REFUSAL. */
 G2Z__PRIVATE g2z_status g2z__ranks_take(g2z_ranks *ranks, int peer, g2z__kind kind,
                                         int64_t sequence, void *bytes, size_t count) {
   g2z__heading head;
@@ -7938,8 +7895,7 @@ G2Z__PRIVATE g2z_status g2z__ranks_all(g2z_ranks *ranks, int mine, int *all) {
   return status;
 }
 
-/* Broadcasts rank 0's text; NULL is "". The other ranks release *copy with g2z_release; rank 0's is
- * NULL. */
+/* Broadcasts rank 0's text; NULL is "". The others g2z_release their *copy; rank 0's is NULL. */
 G2Z__PRIVATE g2z_status g2z__ranks_text(g2z_ranks *ranks, const char *text, char **copy) {
   if (!text) text = "";
   uint64_t bytes = strlen(text) + 1;
@@ -7975,8 +7931,8 @@ G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char
 /* ===== >>i11 collectives =================================================
  * In:  buffers that all ranks hold. Out: their sums and copies.
  * Law: a sum has a fixed order: ranks 0, 1, ..., or the owner, the next rank, ..., around to the
- * rank before the owner. Every rank enqueues the same collectives in the same order, even after it
- * has failed. */
+ * rank before the owner. Every rank, also a failed one, enqueues the same calls in the same
+ * order. */
 
 /* ----- CPU ranks: through rank 0, which adds up -------------------------- */
 
@@ -8119,8 +8075,7 @@ static const g2z_collectives g2z__plain = {
  * 14) replays it. A graph holds the device's work between two WAITs. It runs before the calls that
  * were submitted during that work, because these wait for departures in it. Calls are issued again
  * in each replay, outside of graphs: so a step's last transfers overlap the beginning of the next
- * step, and waiting can be timed. In a job of one all calls are work of the device, and the step is
- * one graph. */
+ * step, and waiting can be timed. In a job of one all calls are the device's work, in one graph. */
 G2Z__PRIVATE g2z_status g2z__record_add(g2z_comm *comm, const g2z_call *call) {
   g2z__record *record = comm->record;
   G2Z_TRY(G2Z_GROW(comm->services, &record->calls, &record->capacity, record->count,
@@ -9134,8 +9089,7 @@ G2Z__PRIVATE g2z_status g2z__head_loss(const g2z_model *model, const g2z__pass *
       plan->head_chunk);
 }
 
-/* The gradient that a block's projection or the embedding receives: DRES, or its masked copy in LNF
- * when dropout is on. */
+/* The gradient that a projection or the embedding receives: DRES, or its masked copy in LNF. */
 G2Z__PRIVATE const void *g2z__dropped(const g2z_model *model, const g2z__pass *pass) {
   return g2z__activation_at(model, pass->dropout.probability > 0 ? G2Z__ACT_LNF : G2Z__ACT_DRES, 0);
 }
@@ -9447,8 +9401,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_init(g2z_trainer *t) {
         float *four = chunk + 4 * quad;
         for (int k = 0; k < 4; k++) four[k] = ones ? 1.0f : 0.0f;
         if (!residual && info.init != G2Z_INIT_NORMAL) continue;
-        /* Box and Muller 1958, in double so that the float result does not depend on how a libm
-         * rounds. */
+        /* Box and Muller 1958, in double: the float does not depend on how a libm rounds. */
         const uint64_t place = (canonical + done) / 4 + (uint64_t)quad;
         const uint32_t counter[4] = {(uint32_t)place, (uint32_t)(place >> 32), 0, 0};
         uint32_t bits[4];
@@ -9506,8 +9459,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
                             &t->device));
   G2Z_TRY(g2z__device_suits(t->services, config, t->device));
   t->device->fp8 = config->fp8;
-  /* How matrix products choose their algorithms: by timing, the library's first choice, or as in an
-   * earlier run. */
+  /* Products choose algorithms by timing, by the library's first choice, or as an earlier run. */
   t->device->tune = config->tune;
   if (config->tuning) {
     char *text, reason[G2Z_ERROR_BYTES];
@@ -10069,8 +10021,7 @@ G2Z__PRIVATE g2z_status g2z__model_run(g2z_model *m, int B, int T, g2z__pass *pa
 }
 
 /* Called between two passes. Reports progress, and fails with STOPPED if any rank was asked to
- * stop. The ranks decide together: if one left the loop alone, others would wait for its
- * parameters. */
+ * stop. The ranks decide together: if one left alone, others would wait for its parameters. */
 G2Z__PRIVATE g2z_status g2z__model_may_go_on(const g2z_model *m, const char *phase) {
   const g2z_trainer *t = m->trainer;
   int go_on;
@@ -10424,8 +10375,7 @@ G2Z_API g2z_status g2z_model_generate(g2z_model *m, int count, int32_t *ids, siz
  *      checks every byte that it will read before it changes the trainer.
  *
  * The last file is CHECKSUMS: a line "CRC BYTES OFFSET NAME" for each chunk of each other file, and
- * a last line with the checksum of these lines. The chunks are divided among the ranks, both when
- * saving and when loading. */
+ * a last line with the checksum of these lines. Ranks divide the chunks, to save and to load. */
 
 #define G2Z__CHECKPOINT_VERSION 3
 #define G2Z__SUM_BYTES ((uint64_t)64 << 20)     /* bytes of a file per checksum */
@@ -10507,8 +10457,7 @@ typedef struct g2z__saved {
   size_t bytes;
 } g2z__saved;
 
-/* The numbers in trainer_state.json, with their bounds. The other members of the step state do not
- * outlive a step. */
+/* The numbers in trainer_state.json, with bounds. The state's other members end with a step. */
 #define G2Z__COUNT_MOST ((double)(INT64_C(1) << 60))
 static const g2z_setting g2z__saved_numbers[] = {
 #define SAVED(name, least, most)                                                                 \
@@ -10669,8 +10618,7 @@ G2Z__PRIVATE g2z_status g2z__transfer_buffer(g2z__transfer *x, g2z_buffer buffer
 }
 
 /* Saves or loads the elements in x's range that this rank owns. A failure on the device marks this
- * rank as failed alone: other ranks may be waiting for its parameters, and would not see an
- * agreement. */
+ * rank as failed alone: other ranks may wait for its parameters, and see no agreement. */
 G2Z__PRIVATE g2z_status g2z__transfer_elements(g2z__transfer *x, int saving) {
   const int last = x->weights_only ? G2Z_BUFFER_MASTER : G2Z_BUFFER_V;
   for (int b = G2Z_BUFFER_MASTER; b <= last; b++) {
@@ -10702,8 +10650,7 @@ G2Z__PRIVATE g2z_status g2z__transfer_elements(g2z__transfer *x, int saving) {
   return G2Z_OK;
 }
 
-/* Computes the checksums of chunks rank, rank + world, ... `write` 1 stores them; 0 compares them
- * with the stored ones. */
+/* Computes checksums of chunks rank, rank + world, ... `write` 1: stores them; 0: compares. */
 G2Z__PRIVATE g2z_status g2z__transfer_sums(g2z__transfer *x, int write) {
   const size_t world = (size_t)x->t->plan->world, most = x->chunk_elements * sizeof(float);
   for (size_t i = (size_t)x->t->plan->rank; i < x->saved.sum_count; i += world) {
