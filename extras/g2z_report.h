@@ -1019,7 +1019,8 @@ typedef struct g2zp_curves {
   double *column[G2ZP_COLUMNS];      /* [count of its group]; one allocation */
   size_t count[G2ZP_GROUPS];
   size_t best;                       /* the validation with the lowest loss */
-  size_t reached;                    /* the first one at or below the loss to compare by */
+  size_t reached;                    /* the first one at or below the loss to compare by; too large:
+                                      * none, or another run trained the first steps */
   char eval_name[6][96];             /* names of the columns from eval_loss on */
   double spent_s[6];                 /* in the order of g2zp_spent_names */
 } g2zp_curves;
@@ -1150,6 +1151,7 @@ static g2z_status g2zp_curves_read(g2z_services *services, const char *run_dir,
       snprintf(c->eval_name[3 + file], sizeof *c->eval_name, "accuracy, %.80s", line.eval_file);
     }
     if (!is_step) continue;
+    if (!c->count[G2ZP_STEPS] && m->step > 1) time_s = NAN, c->reached = SIZE_MAX;
     skips += m->skipped != 0;
     time_s += m->step_ms * 1e-3;
 #define X(type, name, meaning) AT(name, G2ZP_STEPS) = (double)m->name;
@@ -1804,8 +1806,6 @@ static double g2zp_page_validations(g2z_page *page, const g2z_object *runs, g2zp
   static const char *const headers[] = {"run", "last loss", "best loss", "best step", "steps",
                                         "relative steps", "tokens", "relative tokens", "seconds",
                                         "relative seconds"};
-  static const int measures[3] = {G2ZP_COLUMN_val_step, G2ZP_COLUMN_val_tokens,
-                                  G2ZP_COLUMN_val_time_s};
   double level = NAN, target = NAN, most[3] = {NAN, NAN, NAN};
   const char *slowest = NULL;        /* no run needed more steps, `most` */
   size_t validated = 0;
@@ -1821,22 +1821,22 @@ static double g2zp_page_validations(g2z_page *page, const g2z_object *runs, g2zp
   }
   if (!validated) return NAN;
   if (isnan(target)) by_target = 0;
-  if (by_target) level = target;
-  else if (validated == 1) level = NAN;
+  level = by_target ? target : validated > 1 ? level : NAN;
   for (size_t r = 0; r < count; r++) {
     g2zp_curves *c = &curves[r];
     while (c->reached < c->count[G2ZP_VALIDATIONS] &&
            !(c->column[G2ZP_COLUMN_val_loss][c->reached] <= level)) c->reached++;
-    if (slowest && !(g2zp_reached(c, measures[0]) > most[0])) continue;
-    for (int m = 0; m < 3; m++) most[m] = g2zp_reached(c, measures[m]);
+    if (slowest && !(g2zp_reached(c, G2ZP_COLUMN_val_step) > most[0])) continue;
+    for (int m = 0; m < 3; m++) most[m] = g2zp_reached(c, G2ZP_COLUMN_val_step + m);
     if (!isnan(most[0])) slowest = runs[r].path;
   }
   g2z_page_heading(page, "Validation");
   g2zp_number_text(cell, "%.4f", level);
   if (slowest)
-    g2z_page_text(page, "The table counts steps, tokens and seconds of training until the "
-                        "first validation with a loss of at most %s, %s. Relative figures "
-                        "compare with %s: no run needed more steps.", cell,
+    g2z_page_text(page, "The table counts steps, tokens and seconds of training (except of runs "
+                        "that began from another run's checkpoint) until the first validation with "
+                        "a loss of at most %s, %s. Relative figures compare with %s: no run needed "
+                        "more steps.", cell,
                   by_target ? "the target" : "the highest of the best losses", slowest);
   else if (by_target) g2z_page_text(page, "No run reached the target loss, %s.", cell);
   g2z_page_table(page, slowest ? 10 : 4, headers);
@@ -1850,7 +1850,7 @@ static double g2zp_page_validations(g2z_page *page, const g2z_object *runs, g2zp
     g2z_page_cell(page, "%s", g2zp_number_text(cell, "%.4f", g2zp_best(&runs[r], c)));
     g2z_page_cell(page, "%s", g2zp_number_text(cell, "%.0f", best_step));
     for (int m = 0; m < 3 && slowest; m++) {
-      const double value = g2zp_reached(c, measures[m]);
+      const double value = g2zp_reached(c, G2ZP_COLUMN_val_step + m);
       g2z_page_cell(page, "%s", g2zp_number_text(cell, m < 2 ? "%.0f" : "%.2f", value));
       g2z_page_cell(page, "%s", g2zp_number_text(cell, "%.2f", value / most[m]));
     }
