@@ -217,8 +217,6 @@ static const g2z_test_entry test_table[] = {
     {"train_console", "steps share one line of a terminal, which never wraps", test_train_console},
     {"train_hints", "the commands that a run prints can be pasted", test_train_hints},
     {"train_tame", "names cannot steer a terminal; lines of 80 columns", test_train_tame},
-    {"train_said_once", "ranks on one console: a failure is printed once", test_train_said_once},
-    {"train_waits", "threads that wait sleep", test_train_waits},
     {"train_mixture", "sets by weight, resumed and on several ranks", test_train_mixture},
     {"golden_gradients", "logits, loss, gradients equal Hugging Face's", test_golden_gradients},
     {"golden_adamw", "ten AdamW steps equal PyTorch's", test_golden_adamw},
