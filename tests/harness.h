@@ -655,6 +655,7 @@ static test_run_setup test_run_prepare(g2z_test *t, const char *run_dir) {
 
 typedef struct test_run_seen {
   int steps, validations, samples, saved, done;
+  int skipped, nans;             /* steps that were not applied; lines with "loss nan" */
   double first_loss, last_loss, val_loss;
   int64_t last_step;
   char sample[512], line[512];
@@ -672,7 +673,9 @@ static g2z_status test_run_open(g2z_test *t, const g2z_run_config *config, g2z_r
   return status;
 }
 
-static int test_run_stop_at; /* test_run_all asks to stop after this step; 0: never */
+/* The next test_run_all asks to stop after this step, or sets a weight to NaN, with the sign that
+ * x86 gives a NaN, before this event; 0: never. */
+static int test_run_stop_at, test_run_spoil_at;
 
 static g2z_status test_run_all(g2z_test *t, const g2z_run_config *config, test_run_seen *seen) {
   const int before = t->owned_count;
@@ -680,14 +683,20 @@ static g2z_status test_run_all(g2z_test *t, const g2z_run_config *config, test_r
   g2z_run_event event;
   memset(seen, 0, sizeof *seen);
   g2z_status status = test_run_open(t, config, &run);
-  while (status == G2Z_OK && !seen->done) {
+  for (int events = 1; status == G2Z_OK && !seen->done; events++) {
+    const float nan = copysignf(NAN, -1);
+    if (events == test_run_spoil_at)
+      CHECK_OK(t, g2z_trainer_write(g2z_run_trainer(run), G2Z_BUFFER_MASTER, 0, 1, &nan));
     status = g2z_run_next(run, &event);
+    if (status == G2Z_DIVERGED) CHECK(t, g2z_run_next(run, &event) == status); /* for good */
     if (status != G2Z_OK) break;
     CHECK(t, event.line && *event.line);
+    seen->nans += strstr(event.line, "loss nan") && !strstr(event.line, "-nan");
     if (config->resume && seen->last_step == 0)
       seen->last_step = event.metrics.step - (event.kind == G2Z_RUN_STEP);
     if (event.kind == G2Z_RUN_STEP) {
       if (seen->steps++ == 0) seen->first_loss = event.metrics.loss;
+      seen->skipped += event.metrics.skipped != 0;
       CHECK(t, event.metrics.step == seen->last_step + 1);
       if (event.metrics.step == test_run_stop_at) g2z_run_request_stop(run, SIGTERM);
       CHECK(t, event.eta_seconds >= 0 && event.tokens_per_second > 0);
@@ -708,6 +717,7 @@ static g2z_status test_run_all(g2z_test *t, const g2z_run_config *config, test_r
       snprintf(seen->line, sizeof seen->line, "%s", event.line);
     }
   }
+  test_run_stop_at = test_run_spoil_at = 0;
   test_end(t, before);
   return status;
 }

@@ -89,7 +89,6 @@ static void test_run_length(g2z_test *t) {
   CHECK(t, seen.steps == 6 && seen.samples == 3);
   CHECK(t, seen.validations == 3); /* 3, 4 (end of the epoch), 6 (end of the run) */
   CHECK_HAS(t, seen.line, "checkpoint_path=none");
-
 }
 
 /* A step in which no token counts has no loss and no weight in the epoch's mean. The learning rate
@@ -236,21 +235,6 @@ static void test_run_refusals(g2z_test *t) {
   CHECK(t, seen.done && seen.samples == 0);
 }
 
-/* Sets a weight to NaN, with the sign that x86 gives a NaN. */
-static void test_run_spoil(g2z_test *t, g2z_run *run) {
-  const float nan = copysignf(NAN, -1);
-  CHECK_OK(t, g2z_trainer_write(g2z_run_trainer(run), G2Z_BUFFER_MASTER, 0, 1, &nan));
-}
-
-/* Runs to the end, or to the first error. */
-static g2z_status test_run_rest(g2z_run *run) {
-  g2z_run_event event;
-  g2z_status status;
-  do status = g2z_run_next(run, &event);
-  while (status == G2Z_OK && event.kind != G2Z_RUN_DONE);
-  return status;
-}
-
 /* The disk fills during a run: the error names the run's directory, and the run does not claim to
  * be complete. A run ends well if only its page cannot be written. */
 static void test_run_full_disk(g2z_test *t) {
@@ -310,52 +294,34 @@ static void test_run_diverges(g2z_test *t) {
   /* With a fixed scale the remedy is not a lower lr, because the scale cannot shrink. If a save is
    * due, the flush before it reports the error, and nothing is saved. */
   static const struct { int save_every, fixed; } cases[] = {{0, 0}, {0, 1}, {50, 0}};
+  test_run_seen seen;
+  test_run_setup s;
   for (int i = 0; i < 3; i++) {
-    g2z_run *run;
-    g2z_run_event event;
-    int steps = 0, told = 0, fixed = cases[i].fixed;
-    test_run_setup s = test_run_prepare(t, test_text("run%d", i));
+    const int fixed = cases[i].fixed;
+    s = test_run_prepare(t, test_text("run%d", i));
     s.config.save_every = cases[i].save_every;
     s.config.val_every = s.config.save_every ? 0 : 10;
     s.config.epochs = 20;
     if (fixed) s.config.train.dtype = G2Z_FP16;
     s.config.train.optimizer.loss_scale_dynamic = !fixed;
-    const int before = t->owned_count;
-    REQUIRE_OK(t, test_run_open(t, &s.config, &run));
-    test_run_spoil(t, run);
-    g2z_status status = G2Z_OK;
-    while (steps < 80 && (status = g2z_run_next(run, &event)) == G2Z_OK) {
-      steps += event.kind == G2Z_RUN_STEP && event.metrics.skipped;
-      told += strstr(event.line, "loss nan") != NULL && strstr(event.line, "-nan") == NULL;
-    }
-    for (int again = 0; again < 2; again++) {
-      CHECK_STATUS(t, status, G2Z_DIVERGED, &t->services, "50 steps in a row up to step 50 had");
-      CHECK(t, !strstr(t->services.error, "scale 65536: lower --loss-scale, which is fixed, or "
-                       "remove it; give --grad-dtype fp32; start from other weights") == !fixed);
-      status = g2z_run_next(run, &event);
-    }
-    CHECK(t, steps == 50 && told > 50); /* validations, too */
+    test_run_spoil_at = 1;
+    CHECK_STATUS(t, test_run_all(t, &s.config, &seen), G2Z_DIVERGED, &t->services,
+                 "50 steps in a row up to step 50 had");
+    CHECK(t, !strstr(t->services.error, "scale 65536: lower --loss-scale, which is fixed, or "
+                     "remove it; give --grad-dtype fp32; start from other weights") == !fixed);
+    CHECK(t, seen.skipped == 50 && seen.nans > 50); /* validations, too */
     test_run_last_line(t, test_text("run%d", i), 50);
-    test_end(t, before);
   }
   /* A run whose last loss is NaN is not complete, although a step was applied. */
-  test_run_setup s;
-  g2z_run *run;
-  g2z_run_event event;
   s = test_run_prepare(t, "late");
   s.config.train.optimizer.steps = s.config.save_every = 6;
   s.config.epochs = s.config.sample_tokens = 0;
-  const int before = t->owned_count;
-  REQUIRE_OK(t, test_run_open(t, &s.config, &run));
-  for (int i = 0; i < 2; i++) CHECK_OK(t, g2z_run_next(run, &event));
-  test_run_spoil(t, run);
-  CHECK_STATUS(t, test_run_rest(run), G2Z_DIVERGED, &t->services,
+  test_run_spoil_at = 3;
+  CHECK_STATUS(t, test_run_all(t, &s.config, &seen), G2Z_DIVERGED, &t->services,
                "the loss of step 6, the last, is nan");
   CHECK(t, test_there(t, "late/step-000006") && !test_there(t, "late/RUN_COMPLETE.txt"));
-  test_end(t, before);
   /* Where no step was applied, the learning rate is no remedy. */
   for (int dynamic = 0; dynamic < 2; dynamic++) {
-    test_run_seen seen;
     s = test_run_prepare(t, "never");
     s.config.train.dtype = G2Z_FP16;
     s.config.train.optimizer.loss_scale = 16777216;
@@ -376,7 +342,7 @@ static void test_run_keeps_good(g2z_test *t) {
   for (int i = 0; i < 4; i++) {
     const char *name = cases[i].latest ? "run" : test_text("run%s", i ? "3" : "");
     const int good = !cases[i].spoils;
-    g2z_run *run;
+    test_run_seen seen;
     if (cases[i].latest) test_sh(t, "rm -rf run && cp -r kept run");
     test_run_setup s = test_run_prepare(t, name);
     s.config.val_glob = NULL;
@@ -388,16 +354,13 @@ static void test_run_keeps_good(g2z_test *t) {
     s.config.train.optimizer.lr = cases[i].lr;
     s.config.train.optimizer.warmup = 0;
     if (cases[i].latest) s.config.resume = "latest";
-    const int before = t->owned_count;
-    REQUIRE_OK(t, test_run_open(t, &s.config, &run));
-    if (!good) test_run_spoil(t, run);
-    CHECK_STATUS(t, test_run_rest(run), good ? G2Z_OK : G2Z_DIVERGED, &t->services,
+    test_run_spoil_at = cases[i].spoils;
+    CHECK_STATUS(t, test_run_all(t, &s.config, &seen), good ? G2Z_OK : G2Z_DIVERGED, &t->services,
                  good ? NULL : test_text("no step of %d was applied", i == 2 ? 4 : 8));
     if (!good) CHECK_HAS(t, t->services.error, i == 2 ? ". Lower --lr or" : "give --dtype fp32");
     CHECK(t, test_there(t, test_text("%s/RUN_COMPLETE.txt", name)) == good);
     if (i < 3) CHECK(t, test_there(t, "run/step-000004"));
     CHECK(t, test_files_count(t, test_text("%s/step-", name)) == (i == 1 || i == 2 ? 4 : 2));
-    test_end(t, before);
     if (i == 0) test_sh(t, "cp -r run kept");
     if (i < 2) /* a finite loss is a result, with a warning if it is worse than guessing */
       test_sh(t, "%s grep -q 'warning: the run diverged: the loss of the last steps, .* than gue.* "
@@ -450,15 +413,11 @@ static void test_flags(g2z_test *t) {
   CHECK(t, test_flag_lines == 9 && test_flag_defaults == 5); /* number, big, seed, real, choice */
   test_flag_lines = test_flag_defaults = 0;
 
-  char words[10][48] = {"program", "--number=12", "one", "--big-number", "9223372036854775807",
-                        "--seed=18446744073709551615", "--real=2.5e-1", "--choice=cpu",
-                        "--text=--on", "--on"};
+  char words[][32] = {"program", "--number=12", "one", "--big-number", "9223372036854775807",
+                      "--seed=18446744073709551615", "--real=2.5e-1", "--choice=cpu",
+                      "--text=--on", "--on", "-", "--number", "10"};
   char *argv[13];
-  for (int i = 0; i < 10; i++) argv[i] = words[i];
-  char dash[] = "-", number_word[] = "--number", ten[] = "10";
-  argv[10] = dash;
-  argv[11] = number_word;
-  argv[12] = ten;
+  for (int i = 0; i < 13; i++) argv[i] = words[i];
   CHECK_OK(t, g2z_flags_parse(&t->services, flags, count, 13, argv, 1, &rest));
   CHECK(t, number == 10 && big == INT64_MAX && seed == UINT64_MAX && choice == 0 && on == 1);
   CHECK_NEAR(t, (double)real, 0.25, 0);
@@ -486,26 +445,22 @@ static void test_flags(g2z_test *t) {
       {"--choice=", "must be one of"},          {"--on=1", "takes no value"},
       {"-n", "unexpected flag -n: program"},
       {"stray", "unexpected argument \"stray\": put"}};
-  for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+  for (size_t i = 0; i < 2 * sizeof wrong / sizeof *wrong; i++) { /* alone, and before --on */
     char word[64];
-    snprintf(word, sizeof word, "%s", wrong[i][0]);
+    snprintf(word, sizeof word, "%s", wrong[i / 2][0]);
     argv[1] = word;
-    CHECK_BAD(t, g2z_flags_parse(&t->services, flags, count, 2, argv, 1, NULL), wrong[i][1]);
+    argv[2] = words[9];
+    CHECK_BAD(t, g2z_flags_parse(&t->services, flags, count, 2 + (int)i % 2, argv, 1, NULL),
+              wrong[i / 2][1]);
   }
   CHECK(t, number == 10); /* a refused value changes nothing */
-  char next_flag[] = "--on"; /* "--number --on": --on is no value */
-  argv[1] = number_word;
-  argv[2] = next_flag;
-  CHECK_BAD(t, g2z_flags_parse(&t->services, flags, count, 3, argv, 1, NULL),
-            "--number needs a value");
 
   /* The shell restores the same words from the printed line, whatever they contain. */
-  char *line = NULL, output[256], printf_word[] = "printf", format[] = "<%s>";
-  char awkward[][24] = {"it's 5", "", "plain-1=/x:,.@%", "$(id) `id` \"$PATH\"", "a\nb\tc",
-                        "\x1b[31m\\ it's", "\xff\xc2\x9b", "*.bin ~ !x", "g\xc3\xbcn"};
-  argv[0] = printf_word;
-  argv[1] = format;
-  for (int i = 0; i < 9; i++) argv[2 + i] = awkward[i];
+  char *line = NULL, output[256];
+  char awkward[][24] = {"printf", "<%s>", "it's 5", "", "plain-1=/x:,.@%",
+                        "$(id) `id` \"$PATH\"", "a\nb\tc", "\x1b[31m\\ it's", "\xff\xc2\x9b",
+                        "*.bin ~ !x", "g\xc3\xbcn"};
+  for (int i = 0; i < 11; i++) argv[i] = awkward[i];
   CHECK_OK(t, g2z_flags_line(&t->services, 11, argv, &line));
   CHECK(t, line && strncmp(line, "printf '<%s>' 'it'\\''s 5' '' plain-1=/x:,.@% ", 45) == 0);
   for (const char *c = line; line && *c; c++) CHECK(t, (unsigned char)*c >= ' ' && *c != 0x7f);
@@ -606,7 +561,7 @@ static void test_flags_foreign(g2z_test *t) {
     }
 }
 
-/* Each ends with exit code 1 and a message that begins with "train: " and contains the words once. */
+/* Each ends with exit code 1 and a message that begins with "train: " and has the words once. */
 #define USELESS(flag, value, why) \
   {"--train $SHARD $TINY --sample-tokens 0 --" flag " " value, "--" flag " has no effect " why}
 static const char *const test_train_bad[][2] = {
@@ -942,9 +897,9 @@ static void test_train_log(g2z_test *t) {
   char here[512] = "";
   CHECK(t, *program == '/' || getcwd(here, sizeof here));
   for (int i = 0; i < 3; i++) {
-    test_sh(t, "%s %s/%s %s --val x_val_0.bin --vocab-size 257 --steps 8 --run-dir run%d %s > console",
-            i == 2 ? "OMP_WAIT_POLICY=active" : "env -u OMP_WAIT_POLICY", here, program, tiny, i,
-            cases[i]);
+    test_sh(t, "%s %s/%s %s --val x_val_0.bin --vocab-size 257 --steps 8 --run-dir run%d %s "
+            "> console", i == 2 ? "OMP_WAIT_POLICY=active" : "env -u OMP_WAIT_POLICY", here, program,
+            tiny, i, cases[i]);
 #ifdef _OPENMP
     test_sh(t, "grep '\"OMP_WAIT_POLICY\": \"%s\"' run%d/launcher_metadata.json > out",
             i == 2 ? "active" : "passive", i);
@@ -1557,7 +1512,6 @@ static void test_run_stop(g2z_test *t) {
     test_run_stop_at = at;
     test_interrupts = cases[i].interrupted;
     g2z_status status = test_run_all(t, &b.config, &seen);
-    test_run_stop_at = 0;
     const int last = (int)seen.last_step;
     CHECK_STATUS(t, status, at ? G2Z_STOPPED : G2Z_OK, &t->services,
                  at ? "by SIGTERM, saved. To continue: " : NULL);
@@ -2291,7 +2245,6 @@ static void test_run_short(g2z_test *t) {
     for (int k = 0; k < 7 && i == 0 && !inside; k++) setenv(slurm[k][0], slurm[k][1], 1);
     g2z_status status = test_run_all(t, &s.config, &seen);
     for (int k = 0; k < 7 && i == 0 && !inside; k++) unsetenv(slurm[k][0]);
-    test_run_stop_at = 0;
     CHECK(t, status == (i == 1 ? G2Z_STOPPED : G2Z_OK));
     CHECK(t, i < 2 || (seen.steps == 0 && seen.validations == 1 && seen.samples == 1));
     if (i == 2) CHECK_NEAR(t, seen.val_loss, log(257.0), 0.1); /* of a fresh model */

@@ -51,7 +51,6 @@ static g2z_bpe_trainer *test_bpe_trainer(g2z_test *t) {
   return trainer;
 }
 
-/* The vocabulary of this size that a trainer has learnt. */
 static g2z_tokenizer *test_bpe_finish(g2z_test *t, g2z_bpe_trainer *trainer, int vocab) {
   g2z_tokenizer *tokenizer;
   REQUIRE_OK(t, g2z_bpe_trainer_finish(trainer, vocab, &tokenizer));
@@ -59,44 +58,34 @@ static g2z_tokenizer *test_bpe_finish(g2z_test *t, g2z_bpe_trainer *trainer, int
   return tokenizer;
 }
 
+/* The vocabulary of this size that a text teaches. */
 static g2z_tokenizer *test_bpe_learn(g2z_test *t, const char *text, size_t bytes, int vocab) {
   g2z_bpe_trainer *trainer = test_bpe_trainer(t);
   CHECK_OK(t, g2z_bpe_trainer_feed(trainer, text, bytes));
   return test_bpe_finish(t, trainer, vocab);
 }
 
-/* An encoder of test_bpe_text's vocabulary, and ids to compare. */
-typedef struct test_bpe {
-  g2z_encoder *encoder;
-  g2z_tokens whole, parts;
-} test_bpe;
-
-static test_bpe test_bpe_open(g2z_test *t) {
-  test_bpe bpe;
-  memset(&bpe, 0, sizeof bpe);
-  bpe.encoder = test_encoder(t, test_bpe_learn(t, test_bpe_text, sizeof test_bpe_text - 1, 377));
-  return bpe;
+/* An encoder of test_bpe_text's vocabulary. */
+static g2z_encoder *test_bpe_encoder(g2z_test *t) {
+  return test_encoder(t, test_bpe_learn(t, test_bpe_text, sizeof test_bpe_text - 1, 377));
 }
 
-static void test_bpe_close(test_bpe *bpe) {
-  g2z_tokens_free(&bpe->whole);
-  g2z_tokens_free(&bpe->parts);
+/* Ids that the test owns; none so far. */
+static void test_end_ids(void *ids) { g2z_tokens_free((g2z_tokens *)ids); }
+static g2z_tokens *test_ids(g2z_test *t) {
+  g2z_tokens *ids = (g2z_tokens *)test_memory(t, sizeof *ids);
+  test_own(t, test_end_ids, ids);
+  return ids;
 }
 
-/* A text's ids, which the test owns, from a new encoder. */
+/* A text's ids from a new encoder. */
 static g2z_tokens test_bpe_encode(g2z_test *t, const g2z_tokenizer *tokenizer, const char *text,
                                   size_t bytes, int flags) {
-  g2z_encoder *encoder = NULL;
-  g2z_tokens tokens, copy;
-  memset(&tokens, 0, sizeof tokens);
-  REQUIRE_OK(t, g2z_encoder_create(&t->services, tokenizer, &encoder));
-  CHECK_OK(t, g2z_encode(encoder, text, bytes, flags, &tokens));
-  copy = tokens;
-  copy.ids = (int32_t *)test_memory(t, tokens.count * sizeof *copy.ids);
-  if (tokens.count) memcpy(copy.ids, tokens.ids, tokens.count * sizeof *copy.ids);
-  g2z_tokens_free(&tokens);
-  g2z_encoder_free(encoder);
-  return copy;
+  g2z_tokens *ids = test_ids(t);
+  const int kept = t->owned_count;
+  CHECK_OK(t, g2z_encode(test_encoder(t, tokenizer), text, bytes, flags, ids));
+  test_end(t, kept);
+  return *ids;
 }
 
 static int test_bpe_equal(const g2z_tokens *a, const g2z_tokens *b) {
@@ -230,23 +219,21 @@ static void test_tokenizer_bytes(g2z_test *t) {
   test_bpe_round_trip(t, tokenizer, "", 0, "", 0);
 
   g2z_encoder *encoder = test_encoder(t, tokenizer);
-  g2z_tokens tokens;
-  memset(&tokens, 0, sizeof tokens);
-  CHECK_OK(t, g2z_encode(encoder, "ab", 2, G2Z_ENCODE_STRICT, &tokens));
-  CHECK_FORMAT(t, g2z_encode(encoder, "abc\xE2\x80", 5, G2Z_ENCODE_STRICT, &tokens),
+  g2z_tokens *tokens = test_ids(t);
+  CHECK_OK(t, g2z_encode(encoder, "ab", 2, G2Z_ENCODE_STRICT, tokens));
+  CHECK_FORMAT(t, g2z_encode(encoder, "abc\xE2\x80", 5, G2Z_ENCODE_STRICT, tokens),
                "byte 0xe2 at offset 3");
-  CHECK(t, tokens.count == 2); /* a failed call appends nothing */
+  CHECK(t, tokens->count == 2); /* a failed call appends nothing */
   const char special[] = "x<|endoftext|><|endoftext|>y";
-  CHECK_OK(t, g2z_encode(encoder, special, strlen(special), G2Z_ENCODE_ALLOW_SPECIAL, &tokens));
-  CHECK(t, tokens.count == 6 && tokens.ids[3] == 256 && tokens.ids[4] == 256);
-  tokens.count = 0;
-  CHECK_OK(t, g2z_encode(encoder, special, strlen(special), G2Z_ENCODE_DEFAULT, &tokens));
-  CHECK(t, tokens.count == strlen(special));
+  CHECK_OK(t, g2z_encode(encoder, special, strlen(special), G2Z_ENCODE_ALLOW_SPECIAL, tokens));
+  CHECK(t, tokens->count == 6 && tokens->ids[3] == 256 && tokens->ids[4] == 256);
+  tokens->count = 0;
+  CHECK_OK(t, g2z_encode(encoder, special, strlen(special), G2Z_ENCODE_DEFAULT, tokens));
+  CHECK(t, tokens->count == strlen(special));
   const int32_t beyond[] = {0, 257};
   char *text;
   CHECK_BAD(t, g2z_decode(&t->services, tokenizer, beyond, 2, &text, &bytes),
             "id 257 at position 1");
-  g2z_tokens_free(&tokens);
 }
 
 /* Training on a text in small parts gives the same vocabulary as on the whole. With merges until no
@@ -392,17 +379,18 @@ static void test_tokenizer_refusals(g2z_test *t) {
 static void test_tokenizer_cut(g2z_test *t) {
   uint32_t state = 1;
   int wrong = 0, cuts = 0;
-  test_bpe b = test_bpe_open(t);
+  g2z_encoder *encoder = test_bpe_encoder(t);
+  g2z_tokens *whole = test_ids(t), *parts = test_ids(t);
   for (int i = 0; i < 20000; i++) {
     char text[64];
     size_t bytes = test_bpe_random_text(&state, text, sizeof text);
     size_t cut = g2z_encode_cut(text, bytes);
     cuts += cut > 0;
-    b.whole.count = b.parts.count = 0;
-    wrong += g2z_encode(b.encoder, text, bytes, 0, &b.whole) != G2Z_OK ||
-             g2z_encode(b.encoder, text, cut, 0, &b.parts) != G2Z_OK ||
-             g2z_encode(b.encoder, text + cut, bytes - cut, 0, &b.parts) != G2Z_OK;
-    wrong += !test_bpe_equal(&b.whole, &b.parts);
+    whole->count = parts->count = 0;
+    wrong += g2z_encode(encoder, text, bytes, 0, whole) != G2Z_OK ||
+             g2z_encode(encoder, text, cut, 0, parts) != G2Z_OK ||
+             g2z_encode(encoder, text + cut, bytes - cut, 0, parts) != G2Z_OK;
+    wrong += !test_bpe_equal(whole, parts);
   }
   CHECK(t, wrong == 0 && cuts > 10000);
   CHECK(t, g2z_encode_cut("", 0) == 0 && g2z_encode_cut(" ", 1) == 0);
@@ -410,7 +398,6 @@ static void test_tokenizer_cut(g2z_test *t) {
   CHECK(t, g2z_encode_cut("ab\xE3\x80\x80", 5) == 2); /* the character before the cut is whole */
   CHECK(t, g2z_encode_cut("ab\xE3\x80", 4) == 0);
   CHECK(t, g2z_encode_cut("a\xC2\xA0 b", 5) == 1);
-  test_bpe_close(&b);
 }
 
 /* The id of these bytes; INT_MAX if they are no token. */
@@ -576,7 +563,8 @@ static void test_tokenizer_part(g2z_test *t) {
   static int32_t ids[sizeof piece];
   uint32_t state = 23;
   int wrong = 0;
-  test_bpe b = test_bpe_open(t);
+  g2z_encoder *encoder = test_bpe_encoder(t);
+  g2z_tokens *whole = test_ids(t), *parts = test_ids(t);
   for (int i = 0; i < 300; i++) {
     size_t bytes = 0, step = 1 + test_bpe_random(&state) % 200;
     int flags = i % 2 ? G2Z_ENCODE_ALLOW_SPECIAL : G2Z_ENCODE_DEFAULT;
@@ -585,10 +573,10 @@ static void test_tokenizer_part(g2z_test *t) {
       if (test_bpe_random(&state) % 16) continue;
       bytes += (size_t)sprintf(text + bytes, "<|endoftext|>");
     }
-    b.whole.count = 0;
-    CHECK_OK(t, g2z_encode(b.encoder, text, bytes, flags, &b.whole));
-    test_bpe_stream(t, b.encoder, text, bytes, step, flags, &b.parts);
-    wrong += !test_bpe_equal(&b.whole, &b.parts);
+    whole->count = 0;
+    CHECK_OK(t, g2z_encode(encoder, text, bytes, flags, whole));
+    test_bpe_stream(t, encoder, text, bytes, step, flags, parts);
+    wrong += !test_bpe_equal(whole, parts);
   }
   CHECK(t, wrong == 0);
   /* Pieces larger than a part, merged at once and in parts: letters, apostrophes that begin
@@ -597,17 +585,16 @@ static void test_tokenizer_part(g2z_test *t) {
     size_t letters = strlen(alphabets[a]), bytes = sizeof piece, made = 0, used;
     for (size_t i = 0; i < bytes; i++) piece[i] = alphabets[a][test_bpe_random(&state) % letters];
     memcpy(piece + bytes - 8, "'s'll've", 8);
-    b.whole.count = 0;
-    CHECK_OK(t, g2z_encode(b.encoder, piece, bytes, 0, &b.whole));
+    whole->count = 0;
+    CHECK_OK(t, g2z_encode(encoder, piece, bytes, 0, whole));
     if (a < 2) { /* all letters are one piece */
-      CHECK_OK(t, g2zt_merge_part(&b.encoder->merger, (unsigned char *)piece, bytes - 8, 0, ids,
+      CHECK_OK(t, g2zt_merge_part(&encoder->merger, (unsigned char *)piece, bytes - 8, 0, ids,
                                   &made, &used));
-      CHECK(t, made + 3 <= b.whole.count && memcmp(ids, b.whole.ids, made * sizeof *ids) == 0);
+      CHECK(t, made + 3 <= whole->count && memcmp(ids, whole->ids, made * sizeof *ids) == 0);
     }
-    test_bpe_stream(t, b.encoder, piece, bytes, 700000, 0, &b.parts);
-    CHECK(t, test_bpe_equal(&b.whole, &b.parts));
+    test_bpe_stream(t, encoder, piece, bytes, 700000, 0, parts);
+    CHECK(t, test_bpe_equal(whole, parts));
   }
-  test_bpe_close(&b);
 }
 
 /* Calls everything once; returns the status of the first call that failed. */
