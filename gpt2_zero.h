@@ -2100,11 +2100,11 @@ G2Z__PRIVATE char *g2z__sums_at(const g2z_trainer *t, size_t at) {
   return t->sums + at * t->plan->grad_bytes;
 }
 
-/* Runs an op of the page and times it as a span. */
-#define G2Z__SPAN(device, name, call)                             \
+/* Runs an op with these arguments, and times it as a span. */
+#define G2Z__SPAN(device, name, op, ...)                          \
   do {                                                            \
     (device)->ops->span_begin(device, G2Z_SPAN_##name);           \
-    G2Z_TRY(call);                                                \
+    G2Z_TRY((device)->ops->op(device, __VA_ARGS__));              \
     (device)->ops->span_end(device, G2Z_SPAN_##name);             \
   } while (0)
 
@@ -2287,8 +2287,7 @@ G2Z__PRIVATE g2z_status g2z__square(g2z_trainer *t, int from, int to) {
     else t->pieces[count++] = slice;
   }
   double *squares = g2z__my_verdict(t) + G2Z_VERDICT_SQUARES;
-  G2Z__SPAN(t->device, NORM,
-            t->device->ops->grad_sumsq(t->device, squares, t->sums, t->pieces, count));
+  G2Z__SPAN(t->device, NORM, grad_sumsq, squares, t->sums, t->pieces, count);
   return G2Z_OK;
 }
 
@@ -2334,9 +2333,8 @@ G2Z__PRIVATE g2z_status g2z__judge(g2z_trainer *t) {
     G2Z_TRY(g2z__queue(t, G2Z_CALL_MARK, G2Z__PLACE_VERDICT, 0));
     G2Z_TRY(g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_VERDICT, 0));
   }
-  G2Z__SPAN(t->device, DECIDE,
-            t->device->ops->decide(t->device, t->state, &t->verdict, &t->config.optimizer,
-                                   t->plan->step_tokens));
+  G2Z__SPAN(t->device, DECIDE, decide, t->state, &t->verdict, &t->config.optimizer,
+            t->plan->step_tokens);
   t->buffered[0] = t->buffered[1] = t->joined = t->stale = 0;
   return G2Z_OK;
 }
@@ -2367,9 +2365,8 @@ G2Z__PRIVATE g2z_status g2z__exchange(g2z_trainer *t, g2z__direction direction) 
 G2Z__PRIVATE g2z_status g2z__muon_to_homes(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   if (!plan->muon_weights) return G2Z_OK;
-  G2Z__SPAN(t->device, MOMENTUM,
-            t->device->ops->momentum(t->device, t->model.logits + plan->u_begin, &t->update,
-                                     plan->muon_updates, plan->updates));
+  G2Z__SPAN(t->device, MOMENTUM, momentum, t->model.logits + plan->u_begin, &t->update,
+            plan->muon_updates, plan->updates);
   return g2z__exchange(t, G2Z__TO_HOMES);
 }
 
@@ -2379,10 +2376,8 @@ G2Z__PRIVATE g2z_status g2z__muon_at_homes(g2z_trainer *t) {
   char *area = t->model.logits;
   if (!plan->muon_weights) return G2Z_OK;
   if (plan->routes) G2Z_TRY(g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_EXCHANGED, 0));
-  G2Z__SPAN(t->device, ORTHOGONALIZE,
-            t->device->ops->orthogonalize(t->device, area, plan->shape, plan->shapes,
-                                          area + plan->work_begin,
-                                          plan->logits_bytes - plan->work_begin));
+  G2Z__SPAN(t->device, ORTHOGONALIZE, orthogonalize, area, plan->shape, plan->shapes,
+            area + plan->work_begin, plan->logits_bytes - plan->work_begin);
   G2Z_TRY(g2z__exchange(t, G2Z__TO_OWNERS));
   return plan->routes ? g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_EXCHANGED, 0) : G2Z_OK;
 }
@@ -2391,16 +2386,13 @@ G2Z__PRIVATE g2z_status g2z__muon_at_homes(g2z_trainer *t) {
  * buffers of the page's table. */
 G2Z__PRIVATE g2z_status g2z__optimize(g2z_trainer *t, int from, int to) {
   const g2z_bucket *first = &t->plan->bucket[from], *end = &t->plan->bucket[to];
-  const g2z_ops *ops = t->device->ops;
   if (from == to) return G2Z_OK;
-  G2Z__SPAN(t->device, ADAMW,
-            ops->adamw(t->device, &t->update, first->first_update[G2Z_OPTIMIZER_ADAMW],
-                       end->first_update[G2Z_OPTIMIZER_ADAMW]));
+  G2Z__SPAN(t->device, ADAMW, adamw, &t->update, first->first_update[G2Z_OPTIMIZER_ADAMW],
+            end->first_update[G2Z_OPTIMIZER_ADAMW]);
   const size_t begin = first->first_update[G2Z_OPTIMIZER_MUON];
   if (begin < end->first_update[G2Z_OPTIMIZER_MUON])
-    G2Z__SPAN(t->device, MUON,
-              ops->muon(t->device, t->model.logits + t->plan->u_begin, &t->update, begin,
-                        end->first_update[G2Z_OPTIMIZER_MUON]));
+    G2Z__SPAN(t->device, MUON, muon, t->model.logits + t->plan->u_begin, &t->update, begin,
+              end->first_update[G2Z_OPTIMIZER_MUON]);
   return G2Z_OK;
 }
 
@@ -4048,12 +4040,6 @@ G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
   return G2Z_OK;
 }
 
-/* Bytes of a chunk of logits; at least one fp32 row, which generation needs. */
-G2Z__PRIVATE size_t g2z__plan_logits_bytes(const g2z_plan *plan) {
-  size_t row = (size_t)plan->head_chunk * plan->dtype_bytes;
-  return g2z__align((row > sizeof(float) ? row : sizeof(float)) * (size_t)plan->vocab_padded);
-}
-
 /* Sizes in the kernels for Hopper. */
 #define G2Z__HOPPER_SPLITS 8     /* maximum of parts of a head in attention's backward */
 #define G2Z__ATTENTION_PARTS 320 /* maximum of heads, or parts of heads, whose dQ is in scratch */
@@ -4090,7 +4076,6 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
                                 g2z__align(plan->shard_elements * plan->moment_bytes) +
                                 g2z__align(plan->v_elements * plan->moment_bytes);
   bytes[G2Z_MEMORY_ACTIVATIONS] = g2z__activation_offset(plan, G2Z__ACT_COUNT, 0);
-  plan->logits_bytes = g2z__plan_logits_bytes(plan);
   if (plan->logits_bytes < plan->work_begin + plan->work_bytes)
     plan->logits_bytes = plan->work_begin + plan->work_bytes;
   bytes[G2Z_MEMORY_HEAD] = plan->logits_bytes;
@@ -4159,6 +4144,9 @@ G2Z__PRIVATE void g2z__plan_batch(g2z_plan *plan, int batch) {
   int limit = 2 * logits <= activations ? 65536 : 8192;
   if (plan->device == G2Z_DEVICE_CPU) limit = 256;
   plan->head_chunk = tokens < limit ? tokens : limit;
+  size_t column = (size_t)plan->head_chunk * plan->dtype_bytes;
+  if (column < sizeof(float)) column = sizeof(float); /* generation needs an fp32 row */
+  plan->logits_bytes = g2z__align(column * (size_t)plan->vocab_padded);
 
   /* The embedding's part of wte's gradient is sent separately if that is clearly faster than
    * sending all of wte's gradient at the end: if its rows are at most two thirds of wte's. A single
@@ -4169,8 +4157,7 @@ G2Z__PRIVATE void g2z__plan_batch(g2z_plan *plan, int batch) {
   plan->row_order_at = plan->row_tokens_at + g2z__align(plan->row_count * sizeof(int32_t));
   plan->wte_rows = (plan->world > 1 || (plan->grad_dtype != G2Z_FP32 && alone)) &&
                    3 * plan->row_count <= 2 * (size_t)plan->vocab_padded &&
-                   plan->row_order_at + 2 * plan->row_count * sizeof(int32_t) <=
-                       g2z__plan_logits_bytes(plan);
+                   plan->row_order_at + 2 * plan->row_count * sizeof(int32_t) <= plan->logits_bytes;
   plan->dwte_dtype = plan->wte_rows && alone ? plan->grad_dtype : G2Z_FP32;
 
   /* Copy engines are faster for few tokens, NCCL's symmetric windows for many. */
@@ -9046,32 +9033,30 @@ G2Z__PRIVATE g2z_status g2z__block_activations(const g2z_model *model, const g2z
 /* Runs a unit's part of the forward pass. wte has none: unit wpe reads the rows of both. */
 G2Z__PRIVATE g2z_status g2z__unit_forward(const g2z_model *model, const g2z__pass *pass, int unit) {
   g2z_device *dev = model->device;
+  const g2z_ops *op = dev->ops;
   const g2z_plan *plan = model->plan;
-  int C = plan->model.channels, L = plan->model.layers, layer = 0;
+  int C = plan->model.channels, L = plan->model.layers, N = pass->B * pass->T, layer = 0;
+  const void *wte = g2z__parameter(model, plan->wte, G2Z_WTE);
   g2z_dropout dropout = g2z__dropout_at(pass, 0, G2Z__SITE_EMBED);
   switch (plan->unit[unit].kind) {
     case G2Z_UNIT_WTE: return G2Z_OK;
     case G2Z_UNIT_WPE:
       if (pass->positions)
-        return dev->ops->embed_next(dev, g2z__residual(model, 0), pass->x, pass->positions,
-                                    g2z__parameter(model, plan->wte, G2Z_WTE), G2Z__W(WPE),
-                                    pass->B, C);
-      return dev->ops->embed_fwd(dev, g2z__residual(model, 0), pass->x,
-                                 g2z__parameter(model, plan->wte, G2Z_WTE), G2Z__W(WPE), &dropout,
-                                 pass->B, pass->T, C);
+        return op->embed_next(dev, G2Z__A(EMBED), pass->x, pass->positions, wte, G2Z__W(WPE),
+                              pass->B, C);
+      return op->embed_fwd(dev, G2Z__A(EMBED), pass->x, wte, G2Z__W(WPE), &dropout, pass->B,
+                           pass->T, C);
     case G2Z_UNIT_BLOCK:
       layer = L - unit;
       dropout = g2z__dropout_at(pass, layer, G2Z__SITE_FCPROJ);
       G2Z_TRY(g2z__block_activations(model, pass, layer));
-      return dev->ops->linear_fwd(dev, G2Z__A(RES3), NULL, NULL, G2Z__A(FC),
-                                  g2z__narrow_of(model, pass, layer).fc, G2Z__W(FCPROJW),
-                                  G2Z__W(FCPROJB), G2Z__A(RES2), &dropout, pass->B * pass->T,
-                                  4 * C, C);
+      return op->linear_fwd(dev, G2Z__A(RES3), NULL, NULL, G2Z__A(FC),
+                            g2z__narrow_of(model, pass, layer).fc, G2Z__W(FCPROJW),
+                            G2Z__W(FCPROJB), G2Z__A(RES2), &dropout, N, 4 * C, C);
     case G2Z_UNIT_LNF: break;
   }
-  return dev->ops->layernorm_fwd(dev, G2Z__A(LNF), NULL, G2Z__F(LNF_MEAN), G2Z__F(LNF_RSTD),
-                                 g2z__residual(model, L), G2Z__W(LNFW), G2Z__W(LNFB),
-                                 pass->B * pass->T, C);
+  return op->layernorm_fwd(dev, G2Z__A(LNF), NULL, G2Z__F(LNF_MEAN), G2Z__F(LNF_RSTD),
+                           g2z__residual(model, L), G2Z__W(LNFW), G2Z__W(LNFB), N, C);
 }
 
 /* Computes the loss of a forward pass. With `state`, also writes dh into WIDE and the head's part
@@ -9162,7 +9147,8 @@ G2Z__PRIVATE g2z_status g2z__unit_backward_norm(const g2z_model *model, const g2
                                                 int unit) {
   const g2z_plan *plan = model->plan;
   g2z_device *dev = model->device;
-  int final = unit == 0, layer = plan->model.layers - unit, N = pass->B * pass->T;
+  int C = plan->model.channels, N = pass->B * pass->T, layer = plan->model.layers - unit;
+  int final = unit == 0;
   if (!final && plan->unit[unit].kind != G2Z_UNIT_BLOCK) return G2Z_OK;
   g2z_dropout below = g2z__dropout_at(pass, layer - 1, G2Z__SITE_FCPROJ);
   void *bias = plan->unit[unit + 1].kind == G2Z_UNIT_BLOCK
@@ -9172,12 +9158,10 @@ G2Z__PRIVATE g2z_status g2z__unit_backward_norm(const g2z_model *model, const g2
   if (final)
     return dev->ops->layernorm_bwd(dev, G2Z__A(DRES), dropped, G2Z__G(LNFW), G2Z__G(LNFB), bias,
                                    G2Z__A(WIDE), stream, G2Z__W(LNFW), G2Z__F(LNF_MEAN),
-                                   G2Z__F(LNF_RSTD), G2Z_OVERWRITE, pass->write, &below, N,
-                                   plan->model.channels);
+                                   G2Z__F(LNF_RSTD), G2Z_OVERWRITE, pass->write, &below, N, C);
   return dev->ops->layernorm_bwd(dev, G2Z__A(DRES), dropped, G2Z__G(LN1W), G2Z__G(LN1B), bias,
                                  g2z__dln1(model, pass), stream, G2Z__W(LN1W), G2Z__F(LN1_MEAN),
-                                 G2Z__F(LN1_RSTD), G2Z_ACCUMULATE, pass->write, &below, N,
-                                 plan->model.channels);
+                                 G2Z__F(LN1_RSTD), G2Z_ACCUMULATE, pass->write, &below, N, C);
 }
 
 #undef G2Z__A
@@ -9912,7 +9896,7 @@ G2Z__PRIVATE g2z_status g2z__model_fit(g2z_model *m, int B, int T, int cached) {
   m->bytes = m->plan->bytes[G2Z_MEMORY_PARAMS];
   const struct { void *pointer; size_t bytes; } wanted[] = {
       {&m->activations, m->plan->bytes[G2Z_MEMORY_ACTIVATIONS]},
-      {&m->logits, g2z__plan_logits_bytes(m->plan)},
+      {&m->logits, m->plan->logits_bytes},
       {&m->tokens, tokens * sizeof(int32_t)},
       {&m->targets, tokens * sizeof(int32_t)}};
   for (int i = 0; i < 4; i++) {
@@ -10020,6 +10004,15 @@ G2Z__PRIVATE g2z_status g2z__model_run(g2z_model *m, int B, int T, g2z__pass *pa
   return g2z__model_forward(m, pass);
 }
 
+/* Computes logits[n,V] from rows [first, first + n) of the last pass. */
+G2Z__PRIVATE g2z_status g2z__model_head(const g2z_model *m, float *logits, size_t first, int n) {
+  const int C = m->config.channels;
+  const char *rows = (const char *)g2z__activation_at(m, G2Z__ACT_LNF, 0);
+  return m->device->ops->head_logits(
+      m->device, logits, rows + first * (size_t)C * m->plan->dtype_bytes,
+      g2z__parameter(m, m->plan->wte, G2Z_WTE), n, C, m->config.vocab);
+}
+
 /* Called between two passes. Reports progress, and fails with STOPPED if any rank was asked to
  * stop. The ranks decide together: if one left alone, others would wait for its parameters. */
 G2Z__PRIVATE g2z_status g2z__model_may_go_on(const g2z_model *m, const char *phase) {
@@ -10067,10 +10060,8 @@ G2Z__PRIVATE g2z_status g2z__model_end(g2z_model *m, g2z_status status) {
 /* One pass. With targets, `out` becomes the losses [B,T]; else the logits [B,T,V]. */
 G2Z__PRIVATE g2z_status g2z__model_pass(g2z_model *m, const int32_t *tokens,
                                         const int32_t *targets, int B, int T, float *out) {
-  const size_t C = (size_t)m->config.channels, V = (size_t)m->config.vocab;
-  const size_t count = (size_t)B * (size_t)T;
-  const size_t most = g2z__plan_logits_bytes(m->plan) / (V * sizeof(float));
-  const char *h = (const char *)g2z__activation_at(m, G2Z__ACT_LNF, 0);
+  const size_t V = (size_t)m->config.vocab, count = (size_t)B * (size_t)T;
+  const size_t most = m->plan->logits_bytes / (V * sizeof(float));
   g2z_device *dev = m->device;
   g2z__pass pass;
   if (targets) G2Z_TRY(g2z__model_may_go_on(m, "evaluation"));
@@ -10085,10 +10076,7 @@ G2Z__PRIVATE g2z_status g2z__model_pass(g2z_model *m, const int32_t *tokens,
   }
   for (size_t done = 0, n; done < count; done += n) {
     n = count - done < most ? count - done : most;
-    G2Z_TRY(dev->ops->head_logits(dev, (float *)m->logits,
-                                  h + done * C * m->plan->dtype_bytes,
-                                  g2z__parameter(m, m->plan->wte, G2Z_WTE), (int)n, (int)C,
-                                  (int)V));
+    G2Z_TRY(g2z__model_head(m, (float *)m->logits, done, (int)n));
     G2Z_TRY(dev->ops->download(dev, out + done * V, m->logits, n * V * sizeof(float)));
     G2Z_TRY(dev->ops->synchronize(dev));
   }
@@ -10231,7 +10219,7 @@ G2Z__PRIVATE g2z_status g2z__draw_rows(g2z__continued *g, int first, int n) {
 G2Z__PRIVATE g2z_status g2z__prefill(g2z__continued *g, int i) {
   g2z_model *m = g->model;
   g2z_device *dev = m->device;
-  const int C = m->config.channels, V = m->config.vocab;
+  float *logits = g->on.logits + (size_t)i * (size_t)m->config.vocab;
   if (g->positions[i] == g->window) g->positions[i] = g->window / 2;
   const size_t kept = (size_t)g->positions[i] + 1; /* the draw increments the position */
   const int32_t *from = g->ids + (size_t)i * g->capacity + (g->lengths[i] - kept);
@@ -10247,10 +10235,7 @@ G2Z__PRIVATE g2z_status g2z__prefill(g2z__continued *g, int i) {
   pass.window = g->window;
   pass.sequence = m->trainer ? 0 : i;
   G2Z_TRY(g2z__model_forward(m, &pass));
-  const char *h = (const char *)g2z__activation_at(m, G2Z__ACT_LNF, 0) +
-                  (kept - 1) * (size_t)C * m->plan->dtype_bytes;
-  G2Z_TRY(dev->ops->head_logits(dev, g->on.logits + (size_t)i * (size_t)V, h,
-                                g2z__parameter(m, m->plan->wte, G2Z_WTE), 1, C, V));
+  G2Z_TRY(g2z__model_head(m, logits, kept - 1, 1));
   G2Z_TRY(g2z__draw_rows(g, i, 1));
   G2Z_TRY(dev->ops->synchronize(dev)); /* the uploads have been read */
   g->positions[i]++;
@@ -10260,8 +10245,6 @@ G2Z__PRIVATE g2z_status g2z__prefill(g2z__continued *g, int i) {
 /* Adds each sequence's token to the cache and draws the next one. Sequences that have ended, or
  * whose window is full, also run; their results are not read. */
 G2Z__PRIVATE g2z_status g2z__step(g2z__continued *g) {
-  g2z_model *m = g->model;
-  g2z_device *dev = m->device;
   g2z__pass pass;
   memset(&pass, 0, sizeof pass);
   pass.x = g->on.next;
@@ -10269,10 +10252,8 @@ G2Z__PRIVATE g2z_status g2z__step(g2z__continued *g) {
   pass.B = g->count;
   pass.T = 1;
   pass.window = g->window;
-  G2Z_TRY(g2z__model_forward(m, &pass));
-  G2Z_TRY(dev->ops->head_logits(dev, g->on.logits, g2z__activation_at(m, G2Z__ACT_LNF, 0),
-                                g2z__parameter(m, m->plan->wte, G2Z_WTE), g->count,
-                                m->config.channels, m->config.vocab));
+  G2Z_TRY(g2z__model_forward(g->model, &pass));
+  G2Z_TRY(g2z__model_head(g->model, g->on.logits, 0, g->count));
   return g2z__draw_rows(g, 0, g->count);
 }
 
