@@ -498,8 +498,7 @@ typedef enum g2z_device_kind { G2Z_DEVICE_LIST(G2Z_LIST_NAME) G2Z_DEVICE_COUNT }
 
 G2Z_API const char *g2z_dtype_text(g2z_dtype dtype); /* "fp16" */
 
-/* The shape of a GPT-2. As in every published GPT-2, LayerNorm's epsilon is 1e-5 and the activation
- * is the tanh form of GELU. */
+/* The shape of a GPT-2. As published, LayerNorm's epsilon is 1e-5, and GELU has its tanh form. */
 #define G2Z_LAYERNORM_EPS 1e-5f
 #define G2Z_MAX_HEAD_SIZE 128
 typedef struct g2z_model_config {
@@ -633,8 +632,7 @@ static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *
  * home        The rank that orthogonalizes a weight for Muon (page). `route` lists the pieces of
  *             weights that travel between owners and homes. If an owner has whole weights (stage 0,
  *             dp, one rank), it is their home, and nothing travels.
- * Model code reaches a parameter at unit[u].param_at + offset[p], its gradient at
- * unit[u].grad_at + offset[p]. */
+ * A parameter lies at unit[u].param_at + offset[p], its gradient at unit[u].grad_at + offset[p]. */
 
 #define G2Z_PARAM_LIST(X)                                                                         \
   /*  name      unit   rank  rows  cols  init       decay  muon  Hugging Face name */             \
@@ -705,8 +703,7 @@ typedef enum g2z_owner {
 
 typedef struct g2z_unit {         /* a part of the model whose gradients complete together */
   g2z_unit_kind kind;
-  int gathered;                   /* 1: its parameters are gathered for each pass into one of two
-                                   * buffers (stage 3 of several ranks) */
+  int gathered;                   /* 1: gathered for each pass into one of two buffers (stage 3) */
   int bucket;                     /* the bucket where it begins */
   size_t begin, canonical;        /* index of its first element: in memory, and canonical */
   size_t elements, padded;        /* without and with padding to a multiple of 8*slices */
@@ -723,9 +720,8 @@ typedef struct g2z_bucket {       /* a range of gradients that is reduced in one
   int unit, last_unit;            /* it begins in `unit`; last_unit's backward pass completes it */
 } g2z_bucket;
 
-/* A range that the optimizer updates. The ranges are this rank's slices without padding, cut where
- * weight decay changes. If other ranks wait for the parameters, a range also ends with its bucket.
- * A range of Muon lies in one weight. */
+/* A range that the optimizer updates: of this rank's slices without padding, cut where weight decay
+ * changes and, if other ranks wait for parameters, where buckets end. Muon's lies in one weight. */
 typedef struct g2z_update_range {
   /* Indices of its first element, as in g2z_bucket. AdamW: v_at, in v, which has no elements for
    * Muon's weights. Muon: u_at, in u and O. */
@@ -789,8 +785,7 @@ typedef struct g2z_plan {
   int dropout;                    /* 1: dropout is on */
   g2z_recompute recompute;        /* BLOCK: keeps one block's activations and every block's input */
   int forward_only;               /* 1: no backward pass follows */
-  int cached;                     /* generation: sequences of `seq` tokens in the key-value cache,
-                                   * which is each layer's QKV. 0: no cache */
+  int cached;                     /* sequences of `seq` tokens in the key-value cache; 0: none */
 
   /* ----- types ----- */
   g2z_dtype dtype;                /* of parameters and activations */
@@ -1043,8 +1038,7 @@ typedef struct g2z_step_state {
   int32_t status;            /* of the last step: the g2z_status of the rank that failed in it */
   int32_t stop;              /* of the last step. 1: a rank was asked to stop */
   float loss_scale;          /* multiplies the loss gradient of the step that runs */
-  float grad_multiplier;     /* the optimizer's factor for gradients: clip factor / loss scale x all
-                              * targets / those that count */
+  float grad_multiplier;     /* of gradients: clip factor / loss scale x targets / `counted` */
   float loss;                /* last step: mean loss of the targets that count; NaN: none counts */
   float grad_norm;           /* last step: global norm, unscaled, before clipping */
   float lr;                  /* last step: learning rate, also of a skipped step */
@@ -1259,8 +1253,7 @@ typedef struct g2z_ops {
    * and columns have replaced x; narrow_dy has dy's rows and columns. */
   g2z_status (*linear_bwd_weight)(g2z_device *device, void *dw, const void *x, const void *dy,
                                   const void *narrow_dy, g2z_write mode, int N, int K, int O);
-  /* Writes the 8-bit copies of the weights device->narrow [first, first + 4). From then on an 8-bit
-   * product with such a w reads its copy. */
+  /* Writes the 8-bit copies device->narrow [first, first + 4), which 8-bit products then read. */
   g2z_status (*narrow_weights)(g2z_device *device, int first);
 
   /* Causal self-attention on packed qkv[B,T,3,NH,HS] act: out[B,T,NH,HS] act, lse[B,NH,T] f32 =
@@ -2382,8 +2375,7 @@ G2Z__PRIVATE g2z_status g2z__muon_at_homes(g2z_trainer *t) {
   return plan->routes ? g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_EXCHANGED, 0) : G2Z_OK;
 }
 
-/* Runs AdamW, then Muon, on this rank's parameters in buckets [from, to). t->update holds the
- * buffers of the page's table. */
+/* Runs AdamW, then Muon, on this rank's parameters in buckets [from, to). */
 G2Z__PRIVATE g2z_status g2z__optimize(g2z_trainer *t, int from, int to) {
   const g2z_bucket *first = &t->plan->bucket[from], *end = &t->plan->bucket[to];
   if (from == to) return G2Z_OK;
@@ -4197,8 +4189,7 @@ G2Z__PRIVATE g2z_status g2z__plan_lay_out(g2z_plan *plan, const g2z_train_config
   plan->parameters = plan->unit[plan->wte].canonical + (size_t)plan->model.vocab * C;
   plan->shard_elements = g2z__plan_owned(plan, plan->elements);
 
-  /* Where the units lie in this rank's parameters and gradients. The two buffers of gathered blocks
-   * lie between the final LayerNorm and wpe. */
+  /* Where the units lie on this rank. Gathered blocks' two buffers follow the final LayerNorm. */
   const g2z_unit *block = &plan->unit[1], *wpe = &plan->unit[plan->wpe];
   const g2z_unit *wte = &plan->unit[plan->wte];
   const size_t largest = block->padded > wpe->padded ? block->padded : wpe->padded;
@@ -4345,11 +4336,11 @@ G2Z_API g2z_status g2z_plan_fits(g2z_services *services, const g2z_train_config 
     if (batch > plan->batch) batch = plan->batch;
     if (batch <= most) continue;
     most = batch;
-    if (i > 1) snprintf(stage, sizeof stage, " and zero=%d", trial.zero_stage);
+    const char *joins = i % 2 ? " and" : " with";
+    if (i > 1) snprintf(stage, sizeof stage, "%s zero=%d", joins, trial.zero_stage);
     const size_t used = strlen(remedy);
     snprintf(remedy + used, sizeof remedy - used, "%sbatch=%d%s%s fits", used ? ", " : "", batch,
-             i % 2 ? " with recompute=block" : i > 1 ? " with" : "",
-             i > 1 ? stage + 4 * !(i % 2) : ""); /* "zero=2" without the " and" */
+             i % 2 ? " with recompute=block" : "", stage);
   }
   if (most > 0)
     return g2z_fail(services, G2Z_NO_MEMORY,
@@ -5274,8 +5265,7 @@ static inline G2Z_HOST_DEVICE int g2z__dropout_on(const g2z_dropout *dropout) {
   return dropout && dropout->probability > 0;
 }
 
-/* The factors of elements 4 * group .. 4 * group + 3 of a sequence: 0 or 1 / (1 - probability), the
- * same in forward and backward. */
+/* The factors of elements 4 * group .. 4 * group + 3 of a sequence: 0 or 1 / (1 - probability). */
 static inline G2Z_HOST_DEVICE void g2z__dropout_group(const g2z_dropout *dropout,
                                                       uint32_t sequence, uint32_t group,
                                                       float factors[4]) {
@@ -6947,8 +6937,7 @@ static const struct { const char *text; size_t bytes; } g2z__kinds[] = {
 #undef X
 };
 
-/* Sends all bytes; 0 with errno: the connection is lost. While a nonblocking socket is full, waits
- * up to a second until it can. */
+/* Sends all bytes, and waits up to a second whenever the socket is full. 0: lost, with errno. */
 G2Z__PRIVATE int g2z__send(int socket, const void *bytes, size_t count) {
   for (size_t done = 0; done < count;) {
     struct pollfd entry = {socket, POLLOUT, 0};
@@ -7523,8 +7512,7 @@ G2Z__PRIVATE void g2z__ranks_move(g2z_ranks *ranks) {
   ranks->moved = g2z_seconds();
 }
 
-/* Sets what heartbeats report. Each call counts as progress: until the next call the limit is
- * hang_s + extra_s, from now on. */
+/* Sets what heartbeats report. A call counts as progress; the next is due in hang_s + extra_s. */
 G2Z__PRIVATE void g2z__ranks_phase(g2z_ranks *ranks, const char *phase, int64_t step,
                                    double extra_s) {
   pthread_mutex_lock(&ranks->lock);
@@ -8557,7 +8545,6 @@ G2Z__PRIVATE g2z_status g2z__weights_list(g2z_services *services, const g2z_mode
   const size_t name_bytes = 64;
   const int layers = model->layers;
   *count = 0;
-  G2Z_TRY(g2z__model_config_check(services, model));
   const size_t most = (size_t)(layers + 1) * G2Z_PARAM_COUNT;
   G2Z_TRY(g2z_allocate(services, most, sizeof **list + name_bytes, list));
   for (int u = 0; u < layers + 3; u++) {
@@ -8955,8 +8942,7 @@ G2Z__PRIVATE void *g2z__activation_at(const g2z_model *model, g2z__activation wh
   return model->activations + g2z__activation_offset(model->plan, which, layer);
 }
 
-/* Dropout sites: 0 is the embedding, then three per layer. The embedding's number is the one that
- * FCPROJ of layer -1 would have. */
+/* Dropout sites: 0 is the embedding, as if FCPROJ of layer -1; then three per layer. */
 enum { G2Z__SITE_EMBED = 0, G2Z__SITE_ATTENTION = 1, G2Z__SITE_ATTPROJ = 2, G2Z__SITE_FCPROJ = 3 };
 
 G2Z__PRIVATE g2z_dropout g2z__dropout_at(const g2z__pass *pass, int layer, int site) {
@@ -9256,8 +9242,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
 
 /* ----- canonical ranges --------------------------------------------------- */
 
-/* Finds the next part of canonical [begin, begin+count) that this rank owns; searches the plan's
- * update ranges from *next on. */
+/* Finds this rank's next part of canonical [begin, begin+count), from update range *next on. */
 G2Z__PRIVATE int g2z__owned_next(const g2z_plan *plan, size_t begin, size_t count, size_t *next,
                                  g2z_update_range *part) {
   for (; *next < plan->updates; ++*next) {
@@ -9534,8 +9519,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   snprintf(text, sizeof text, "hash %016" PRIx64, t->loader ? t->loader->data : (uint64_t)0);
   G2Z_TRY(g2z_ranks_same(ranks, "training data", text));
   G2Z_TRY(g2z_ranks_agree(ranks, g2z__trainer_allocate(t)));
-  /* The communicator, and the buffers that other ranks access. The logits' buffer also takes wte's
-   * gradient rows and Muon's areas. */
+  /* The communicator, and the buffers that other ranks access. */
   const g2z_comm_config config = {G2Z__PLACE_KINDS * plan->buckets, plan->bucket_elements,
                                   plan->wire_dtype, plan->gather, plan->reduce};
   const struct { void *pointer; size_t bytes; } wanted[] = {
@@ -9875,8 +9859,7 @@ G2Z__PRIVATE void g2z__model_shrink(g2z_model *m) {
   m->plan = NULL;
 }
 
-/* Allocates a workspace for [B,T] tokens and a key-value cache for [cached,T]. Keeps the present
- * ones if they are large enough. */
+/* Allocates memory for [B,T] tokens and a cache for [cached,T], unless they exist. */
 G2Z__PRIVATE g2z_status g2z__model_fit(g2z_model *m, int B, int T, int cached) {
   const size_t tokens = (size_t)B * (size_t)T;
   g2z_train_config config = g2z_train_config_default();
