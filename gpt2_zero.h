@@ -673,7 +673,7 @@ typedef struct g2z_param_info { /* a row of the table, for one model */
   g2z_unit_kind unit;
   g2z_init init;
   int decay;                    /* 1: weight decay applies */
-  int muon;                     /* Muon's matrices, side by side in its columns; 0: always AdamW */
+  int muon;                     /* number of matrices for Muon, side by side in columns; 0: AdamW */
   int rank;                     /* dimensions: 1 or 2 */
   size_t rows, cols, elements;  /* unpadded */
 } g2z_param_info;
