@@ -1538,8 +1538,8 @@ static g2z_status g2zr_load(g2z_run *run, int *damaged) {
 /* Refuses a directory that holds a model: this run's model would overwrite it. */
 static g2z_status g2zr_check_model(g2z_run *run, const char *directory, const char *remedy) {
   static const char *const names[] = {
-      "config.json", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
-      "merges.txt", "vocab.json", "tokenizer.json", "tokenizer_config.json"};
+      "config.json", "generation_config.json", "model.safetensors", "model.safetensors.index.json",
+      "pytorch_model.bin", "merges.txt", "vocab.json", "tokenizer.json", "tokenizer_config.json"};
   int there;
   for (size_t i = 0; i < G2Z_COUNT(names); i++) {
     G2Z_TRY(g2zr_has(run->services, directory, names[i], &there));

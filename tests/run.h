@@ -195,14 +195,14 @@ static void test_run_padded_vocab(g2z_test *t) {
     s.config.train.model.heads = 1; /* no tensor's shape depends on it */
     CHECK_BAD(t, test_run_all(t, &s.config, &seen), "n_head");
     s.config.train.model.heads = 2;
-    static const char *const files[] = {"config.json", "model.safetensors", "merges.txt",
-                                        "vocab.json", "tokenizer_config.json"};
+    static const char *const files[] = {
+        "config.json", "generation_config.json", "model.safetensors", "merges.txt", "vocab.json",
+        "tokenizer_config.json"};
     test_sh(t, "cp -r run2/weights kept");
-    for (int file = 0; file < 5; file++) { /* another model stays, even a part of one */
+    for (int file = 0; file < 6; file++) { /* another model stays, even a part of one */
       CHECK_BAD(t, test_run_all(t, &s.config, &seen),
                 test_text("run2/weights holds a model (%s) that this run did not ", files[file]));
-      test_sh(t, "diff -r run2/weights kept && rm run2/weights/%s kept/%s", files[file],
-              files[file]);
+      test_sh(t, "F=%s; diff -r run2/weights kept && rm run2/weights/$F kept/$F", files[file]);
     }
     CHECK_OK(t, test_run_all(t, &s.config, &seen));
     CHECK(t, test_run_eot(t, "run2/weights", cases[i].vocab) == cases[i].eot);
