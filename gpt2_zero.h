@@ -2133,15 +2133,22 @@ G2Z__PRIVATE double *g2z__my_verdict(const g2z_trainer *t) {
   return t->verdict.rows + (size_t)t->plan->rank * G2Z_VERDICT_COLUMNS;
 }
 
+/* A forward pass over x[B,T] alone: no targets, dropout or cache. */
+G2Z__PRIVATE g2z__pass g2z__pass_over(const int32_t *x, int B, int T) {
+  g2z__pass pass;
+  memset(&pass, 0, sizeof pass);
+  pass.x = x;
+  pass.B = B;
+  pass.T = T;
+  return pass;
+}
+
 /* The pass of micro-step m, with its tokens and dropout. */
 G2Z__PRIVATE g2z__pass g2z__trainer_pass(const g2z_trainer *t, int m) {
   const g2z_plan *plan = t->plan;
-  g2z__pass pass;
-  memset(&pass, 0, sizeof pass);
-  pass.x = t->model.tokens + (size_t)m * plan->tokens;
-  pass.y = t->model.targets + (size_t)m * plan->tokens;
-  pass.B = plan->batch;
-  pass.T = plan->seq;
+  const size_t first = (size_t)m * plan->tokens;
+  g2z__pass pass = g2z__pass_over(t->model.tokens + first, plan->batch, plan->seq);
+  pass.y = t->model.targets + first;
   pass.dropout.probability = t->config.dropout;
   pass.dropout.first =
       (uint32_t)m * (uint32_t)plan->batch * (uint32_t)plan->world + (uint32_t)plan->rank;
@@ -2706,7 +2713,6 @@ G2Z__PRIVATE const char *g2z__kind_of_file(const struct stat *info) {
                                    : "not a regular file";
 }
 
-#define G2Z__WRITER_BYTES 65536
 struct g2z_writer {
   g2z_services *services;
   int file;                    /* -1: closed, and all bytes are on the disk */
@@ -2716,7 +2722,7 @@ struct g2z_writer {
   uint64_t written;            /* bytes put so far */
   size_t held;                 /* how many of them only `buffer` holds so far */
   char *path, *partial;        /* after the struct, in the same allocation */
-  char buffer[G2Z__WRITER_BYTES];
+  char buffer[65536];
 };
 
 /* Keeps the errno of the first call that failed. Every later call returns its sentence again. */
@@ -9979,11 +9985,8 @@ G2Z__PRIVATE g2z_status g2z__model_forward(g2z_model *m, const g2z__pass *pass) 
 
 /* Runs forward over whole sequences: [B,T] tokens that are on the device, with their targets. */
 G2Z__PRIVATE g2z_status g2z__model_run(g2z_model *m, int B, int T, g2z__pass *pass) {
-  memset(pass, 0, sizeof *pass);
-  pass->x = m->tokens;
+  *pass = g2z__pass_over(m->tokens, B, T);
   pass->y = m->targets;
-  pass->B = B;
-  pass->T = T;
   return g2z__model_forward(m, pass);
 }
 
@@ -10206,15 +10209,11 @@ G2Z__PRIVATE g2z_status g2z__prefill(g2z__continued *g, int i) {
   if (g->positions[i] == g->window) g->positions[i] = g->window / 2;
   const size_t kept = (size_t)g->positions[i] + 1; /* the draw increments the position */
   const int32_t *from = g->ids + (size_t)i * g->capacity + (g->lengths[i] - kept);
-  g2z__pass pass;
-  memset(&pass, 0, sizeof pass);
   G2Z_TRY(g2z__model_may_go_on(m, "sample"));
   G2Z_TRY(dev->ops->upload(dev, m->tokens, from, kept * sizeof *from));
   G2Z_TRY(dev->ops->upload(dev, g->on.positions + i, g->positions + i, sizeof *g->positions));
   G2Z_TRY(dev->ops->upload(dev, g->on.drawn + i, g->drawn + i, sizeof *g->drawn));
-  pass.x = m->tokens;
-  pass.B = 1;
-  pass.T = (int)kept;
+  g2z__pass pass = g2z__pass_over(m->tokens, 1, (int)kept);
   pass.window = g->window;
   pass.sequence = m->trainer ? 0 : i;
   G2Z_TRY(g2z__model_forward(m, &pass));
@@ -10228,12 +10227,8 @@ G2Z__PRIVATE g2z_status g2z__prefill(g2z__continued *g, int i) {
 /* Adds each sequence's token to the cache and draws the next one. Sequences that have ended, or
  * whose window is full, also run; their results are not read. */
 G2Z__PRIVATE g2z_status g2z__step(g2z__continued *g) {
-  g2z__pass pass;
-  memset(&pass, 0, sizeof pass);
-  pass.x = g->on.next;
+  g2z__pass pass = g2z__pass_over(g->on.next, g->count, 1);
   pass.positions = g->on.positions;
-  pass.B = g->count;
-  pass.T = 1;
   pass.window = g->window;
   G2Z_TRY(g2z__model_forward(g->model, &pass));
   G2Z_TRY(g2z__model_head(g->model, g->on.logits, 0, g->count));
