@@ -2637,8 +2637,7 @@ G2Z__PRIVATE uint64_t g2z__hash(uint64_t hash, const void *bytes, size_t count) 
   return hash;
 }
 
-/* Reads `count` bytes at `offset`. Returns their number, which is less only at the end of the file;
- * -1 with errno. */
+/* Reads `count` bytes at `offset`. Returns how many: fewer at the file's end; -1 with errno. */
 G2Z__PRIVATE int64_t g2z__pread(int file, void *out, size_t count, uint64_t offset) {
   size_t done = 0;
   while (done < count) {
@@ -3857,8 +3856,7 @@ G2Z__PRIVATE size_t g2z__plan_updates_limit(const g2z_plan *plan) {
   return (size_t)plan->units * G2Z_PARAM_COUNT + (size_t)plan->buckets;
 }
 
-/* Muon: the weights' homes, the routes, and the areas in the memory of the logits. On each rank the
- * areas are as large as on the rank that needs most. */
+/* Muon: the weights' homes, the routes, and the areas, as large as on the rank that needs most. */
 G2Z__PRIVATE g2z_status g2z__plan_homes(g2z_plan *plan) {
   const size_t world = (size_t)plan->world, C = (size_t)plan->model.channels;
   const int weights = plan->muon_weights;
@@ -5244,8 +5242,7 @@ static inline G2Z_HOST_DEVICE float g2z__head_part(int row) {
   return (float)((uint32_t)row * 2654435769u >> 8) * 0x1p-24f;
 }
 
-/* x rounded to the nearest value of the type, ties to even. TF32 is stored as fp32: the tensor core
- * cuts a product's inputs. */
+/* x rounded to the type, ties to even. TF32 is stored as fp32; tensor cores cut it. */
 G2Z__PRIVATE float g2z__round(g2z_dtype dtype, float x) {
   if (dtype == G2Z_FP16) return g2z__round_fp16(x);
   return dtype == G2Z_BF16 ? g2z__round_bf16(x) : x;
@@ -5448,8 +5445,7 @@ static inline G2Z_HOST_DEVICE float g2z__round_random(float x, uint32_t random) 
   return g2z__from_bits((g2z__bits_of(x) + (random & 0xffffu)) & 0xffff0000u);
 }
 
-/* Muon's momentum for one element: updates m and returns u. `gradient` is not yet multiplied by
- * `multiplier`, which is state->grad_multiplier. */
+/* Muon's momentum for one element: updates m and returns u. multiplier: state->grad_multiplier. */
 static inline G2Z_HOST_DEVICE float g2z__momentum_element(float beta, float multiplier, float *m,
                                                           float gradient) {
   gradient *= multiplier;
@@ -6394,8 +6390,8 @@ G2Z__PRIVATE g2z_status g2z__cpu_momentum(g2z_device *device, void *u, const g2z
   return G2Z_OK;
 }
 
-/* One matrix at a time: [rows,columns], whose rows are `row` elements apart. X is [m,n] with
- * m <= n: the matrix, or its transpose. */
+/* One matrix at a time: [rows,columns], whose rows are `row` elements apart. X is [m,n] with m <=
+ * n: the matrix, or its transpose. */
 G2Z__PRIVATE g2z_status g2z__cpu_orthogonalize(g2z_device *device, void *area,
                                                const g2z_matrices *shapes, int count, void *work,
                                                size_t work_bytes) {
@@ -6966,8 +6962,7 @@ G2Z__PRIVATE int g2z__say(int socket, g2z__kind kind, const void *body) {
   return g2z__send(socket, &packet, sizeof packet.head + size);
 }
 
-/* Reads what has arrived of a message of fixed size. 1: all of it; 0: not yet; -1: the connection
- * has ended, or sent something else. */
+/* Reads what has come of a message of fixed size. 1: all; 0: not yet; -1: lost, or no message. */
 G2Z__PRIVATE int g2z__hear(g2z__link *link) {
   const g2z__heading *head = &link->in.head;
   for (;;) {
@@ -7411,8 +7406,7 @@ G2Z__PRIVATE void g2z__watch_poll(g2z_ranks *ranks, double wait_s) {
   }
 }
 
-/* The lead of `other` over `one`: in collectives begun; if that is 0, in collectives that its
- * device has ended. */
+/* The lead of `other` over `one` in collectives begun; if 0, in those that its device has ended. */
 G2Z__PRIVATE int64_t g2z__watch_behind(const g2z__pulse *one, const g2z__pulse *other) {
   if (one->sequence != other->sequence) return other->sequence - one->sequence;
   return (int32_t)(other->progress - one->progress);
@@ -9106,8 +9100,7 @@ G2Z__PRIVATE g2z_status g2z__unit_backward(const g2z_model *model, const g2z__pa
   const g2z__narrow_places narrow = g2z__narrow_of(model, pass, layer);
   const void *dproj = g2z__dropped(model, pass);
 
-  /* The same inputs, dropout and algorithms give the same bits. The last block needs no recompute:
-   * no other block has overwritten its activations. */
+  /* Makes the same bits again. No other block has overwritten the last block's activations. */
   if (plan->recompute == G2Z_RECOMPUTE_BLOCK && layer < plan->model.layers - 1)
     G2Z_TRY(g2z__block_activations(model, pass, layer));
   G2Z_TRY(op->linear_bwd_data(dev, dfc, G2Z__G(FCB), dproj, G2Z__W(FCPROJW), G2Z__A(FCSLOPE),
@@ -9171,8 +9164,7 @@ G2Z__PRIVATE g2z_status g2z__unit_backward_norm(const g2z_model *model, const g2
 /* Events that the host may wait for, two of each kind: one is in flight while the other is read. */
 enum { G2Z__EVENT_STAGED = 0, G2Z__EVENT_REPORT = 2 };
 
-/* Limit of consecutive skips at the smallest loss scale. A healthy run skips single steps. Earlier
- * skips, which lower the scale to that, do not count. */
+/* Limit of consecutive skips at the smallest loss scale. A healthy run skips single steps. */
 #define G2Z__SKIPS_AT_MINIMUM 50
 
 /* Returns the status. On a failure it first marks this rank as failed alone: no verdict can carry
@@ -9353,9 +9345,8 @@ G2Z_API g2z_status g2z_trainer_read(g2z_trainer *t, g2z_buffer buffer, size_t ca
 
 /* ----- first weights ------------------------------------------------------ */
 
-/* Initializes parameter by parameter, a chunk at a time. Normal numbers are drawn in quads, four
- * canonical elements each. Every parameter begins at a multiple of 8, because C is one, so a quad
- * never straddles two chunks. */
+/* Initializes parameter by parameter, in chunks. Normal numbers are drawn in quads of elements:
+ * each parameter begins at a multiple of 8, because C is one, so no quad straddles two chunks. */
 G2Z__PRIVATE g2z_status g2z__trainer_init(g2z_trainer *t) {
   const g2z_model_config *model = &t->plan->model;
   const size_t limit = 1 << 16;
@@ -11113,9 +11104,8 @@ G2Z__PRIVATE g2z_status g2z__loading_fill(g2z__transfer *x) {
 
   G2Z_TRY(g2z__transfer_elements(x, 0));
 
-  /* If the optimizer has changed, both moments of Muon's weights start at zero. One optimizer's m
-   * has no meaning for the other, and v = 0 with an old m would make AdamW's first steps 4.5 times
-   * too large. */
+  /* If the optimizer has changed, both moments of Muon's weights start at zero: the old m is of no
+   * use, and with v = 0 it would make AdamW's first steps 4.5 times too large. */
   const int changed = saved->config.optimizer.kind != t->config.optimizer.kind;
   if (changed) memset(x->chunk, 0, x->chunk_elements * sizeof(float));
   for (int u = 1; changed && u < t->plan->wpe; u++)
