@@ -787,17 +787,18 @@ static g2z_status g2zp_event_write(g2z_events *e, int64_t step, int field, const
 G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *directory,
                                      int64_t first_step, g2z_events **out) {
   g2z_events *e;
-  g2z_path path;
   char host[128] = "";
   *out = NULL;
   G2Z_TRY(g2zp_check_directory(services, directory));
   gethostname(host, sizeof host - 1);
-  /* Two starts in one second must not share a file: the second takes the next second's name. */
-  long long seconds = (long long)time(NULL);
-  for (int there = 1; there; seconds++) {
-    path = g2z_path_in(directory, "events.out.tfevents.%010lld.%s", seconds, host);
-    G2Z_TRY(g2z_is_there(services, path.text, &there));
-  }
+  /* TensorBoard reads files by name: this one must be the last, even if the clock was set back. */
+  long long seconds = (long long)time(NULL), other;
+  DIR *listing = opendir(directory);
+  for (struct dirent *entry; listing && (entry = readdir(listing)) != NULL;)
+    if (sscanf(entry->d_name, "events.out.tfevents.%10lld.", &other) == 1 && other >= seconds)
+      seconds = other + 1;
+  if (listing) closedir(listing);
+  const g2z_path path = g2z_path_in(directory, "events.out.tfevents.%010lld.%s", seconds, host);
   G2Z_TRY(G2Z_NEW(services, 1, &e));
   e->services = services;
   g2z_status status = g2z_writer_create(services, path.text, &e->writer);
@@ -1100,7 +1101,7 @@ static g2z_status g2zp_curves_read(g2z_services *services, const char *run_dir,
 #define AT(name, group) c->column[G2ZP_COLUMN_##name][c->count[group]]
   const g2z_path path = g2z_path_in(run_dir, "metrics.jsonl");
   char *text;
-  double *values = NULL, time_s = 0, skips = 0;
+  double *values = NULL, time_s = 0, skips = 0, sum = 0, weight = 0;
   size_t bytes = 0, lines = 0;
   memset(c, 0, sizeof *c);
   g2z_status status = g2z_read_file(services, path.text, (size_t)1 << 40, &text, &bytes);
@@ -1165,7 +1166,6 @@ static g2z_status g2zp_curves_read(g2z_services *services, const char *run_dir,
    * first loss. A skipped step may have no finite loss. */
   const size_t steps = c->count[G2ZP_STEPS];
   const double keep = steps < 100 ? NAN : 1 - 50.0 / (double)steps;
-  double sum = 0, weight = 0;
   for (size_t i = 0; i < steps && status == G2Z_OK; i++) {
     const double loss = c->column[G2ZP_COLUMN_loss][i];
     if (isfinite(loss)) {
