@@ -445,11 +445,11 @@ static void test_flags(g2z_test *t) {
       {"--choice=", "must be one of"},          {"--on=1", "takes no value"},
       {"-n", "unexpected flag -n: program"},
       {"stray", "unexpected argument \"stray\": put"}};
-  for (size_t i = 0; i < 2 * sizeof wrong / sizeof *wrong; i++) { /* alone, and before --on */
+  for (size_t i = 0; i < 2 * sizeof wrong / sizeof *wrong; i++) { /* the last word; before --on */
     char word[64];
     snprintf(word, sizeof word, "%s", wrong[i / 2][0]);
     argv[1] = word;
-    argv[2] = words[9];
+    argv[2] = words[i % 2 ? 9 : 10];
     CHECK_BAD(t, g2z_flags_parse(&t->services, flags, count, 2 + (int)i % 2, argv, 1, NULL),
               wrong[i / 2][1]);
   }
