@@ -197,32 +197,44 @@ static void test_run_report(g2z_test *t) {
                   test_files_count(t, "run/*.partial") == 0);
 }
 
+/* A new file of a run, whose directory it makes. */
+static FILE *test_report_file(g2z_test *t, const char *run, const char *name) {
+  CHECK_OK(t, g2z_make_directory(&t->services, test_path(t, run)));
+  FILE *file = fopen(test_at(t, "%s/%s", run, name), "wb");
+  REQUIRE_OK(t, file ? G2Z_OK : G2Z_IO);
+  return file;
+}
+
+/* The page of these runs, all.html. */
+static g2z_status test_results(g2z_test *t, const char *const *runs, int count) {
+  g2z_results *results;
+  g2z_status status = g2z_results_create(&t->services, &results);
+  for (int r = 0; r < count && status == G2Z_OK; r++)
+    status = g2z_results_add(results, test_path(t, runs[r]));
+  if (status == G2Z_OK) status = g2z_results_page(results, test_path(t, "all.html"));
+  g2z_results_free(results);
+  return status;
+}
+
 /* Long runs show a smoothed loss over the raw one; two runs share a chart of their losses. */
 static void test_report_curves(g2z_test *t) {
   static const char *const names[] = {"one", "two"};
-  g2z_results *results;
-  char line[300], path[600];
-  REQUIRE_OK(t, g2z_results_create(&t->services, &results));
   for (int r = 0; r < 2; r++) {
-    CHECK_OK(t, g2z_make_directory(&t->services, test_path(t, names[r])));
-    snprintf(path, sizeof path, "%s/metrics.jsonl", test_path(t, names[r]));
-    FILE *file = fopen(path, "wb");
-    for (int i = 1; file && i <= 200; i++) { /* alternately 3 and 5: smoothed about 4 */
-      snprintf(line, sizeof line, "{\"step\": %d, \"tokens\": %d, \"loss\": %d, \"skipped\": 0, "
-               "\"step_ms\": 12.5, \"data_ms\": 0}\n", i, 64 * i, i % 2 ? 3 : 5);
-      fputs(line, file);
+    FILE *file = test_report_file(t, names[r], "metrics.jsonl");
+    for (int i = 1; i <= 200; i++) { /* alternately 3 and 5: smoothed about 4 */
+      fprintf(file, "{\"step\": %d, \"tokens\": %d, \"loss\": %d, \"skipped\": 0, "
+              "\"step_ms\": 12.5, \"data_ms\": 0}\n", i, 64 * i, i % 2 ? 3 : 5);
       if (i % 50 == 0)
         fprintf(file, "{\"step\": %d, \"tokens\": %d, \"val_loss\": %d.5, \"val_ms\": 1}\n", i,
                 64 * i, 9 - i / 50);
     }
-    CHECK(t, file && fclose(file) == 0);
-    snprintf(path, sizeof path, "%s/training_metrics.json", test_path(t, names[r]));
-    snprintf(line, sizeof line, "{\"schema_version\": \"2.0\", \"hardware\": {\"world_size\": 1}, "
-             "\"training_config\": {\"moments\": \"%s\"}, \"summary\": {\"total_wall_time_sec\": "
-             "%d.14159, \"mean_tokens_per_sec_global\": 12842.8}, \"epochs\": []}",
-             r ? "bf16" : "fp32", 3 + r);
-    test_write_file(t, path, line, strlen(line));
-    CHECK_OK(t, g2z_results_add(results, test_path(t, names[r])));
+    CHECK(t, fclose(file) == 0);
+    file = test_report_file(t, names[r], "training_metrics.json");
+    fprintf(file, "{\"schema_version\": \"2.0\", \"hardware\": {\"world_size\": 1}, "
+            "\"training_config\": {\"moments\": \"%s\"}, \"summary\": {\"total_wall_time_sec\": "
+            "%d.14159, \"mean_tokens_per_sec_global\": 12842.8}, \"epochs\": []}",
+            r ? "bf16" : "fp32", 3 + r);
+    CHECK(t, fclose(file) == 0);
   }
   CHECK_OK(t, g2z_report_run(&t->services, test_path(t, "one")));
   const char *text = test_read(t, "one/report.html");
@@ -236,8 +248,8 @@ static void test_report_curves(g2z_test *t) {
       up[1] = atof(strchr(curve, ' '));
     }
   CHECK(t, fabs(up[1] - up[0]) < 15); /* those of the losses differ by 70 */
-  CHECK_OK(t, g2z_results_page(results, test_path(t, "both.html")));
-  text = test_read(t, "both.html");
+  CHECK_OK(t, test_results(t, names, 2));
+  text = test_read(t, "all.html");
   CHECK_HAS(t, text, "<b>Loss over steps</b>", "<b>Loss over tokens</b>", "<b>Loss over time</b>",
             ">seconds of training<", "<b>Validation loss over time</b>", "<h1>Runs compared</h1>");
   CHECK(t, test_times(text, "<path class=\"series") == 6 * 2 + 3 &&
@@ -246,7 +258,6 @@ static void test_report_curves(g2z_test *t) {
   /* Differing values are in the table, common ones above it. */
   CHECK_HAS(t, text, "<table><thead><tr><th>run<th>wall s<th>moments</tr></thead>",
             "<dt>tokens/s</dt><dd>12843</dd>");
-  g2z_results_free(results);
 }
 
 /* Three short runs. The cells were computed by hand: last loss, best loss and its step; then steps,
@@ -287,11 +298,10 @@ static void test_report_compared(g2z_test *t) {
                 ">loss 1.0000</span>"},
                {{"null", "null", "null"}, COMMON, branch, ">loss 3.5000</span>"},
                {{"null", "null", "null"}, "<h2>Validation</h2>\n<div ", no_curves, ""}};
-  char text[1400], row[900];
+  static const char *const names[] = {"a", "b", "c"};
   for (int r = 0; r < 3; r++) {
-    CHECK_OK(t, g2z_make_directory(&t->services, test_at(t, "%c", 'a' + r)));
-    FILE *file = fopen(test_at(t, "%c/metrics.jsonl", 'a' + r), "wb");
-    for (int i = 1; file && i <= 4; i++) {
+    FILE *file = test_report_file(t, names[r], "metrics.jsonl");
+    for (int i = 1; i <= 4; i++) {
       const double loss = runs[r].val_loss[i - 1];
       fprintf(file, "{\"step\": %d, \"tokens\": %d, \"loss\": 5, \"step_ms\": %d}\n", i,
               i * runs[r].tokens, runs[r].step_ms);
@@ -299,35 +309,30 @@ static void test_report_compared(g2z_test *t) {
         fprintf(file, "{\"step\": %d, \"tokens\": %d, \"val_loss\": %g, \"val_ms\": 9000%s}\n", i,
                 i * runs[r].tokens, loss, loss == 3.25 ? ", \"target\": true" : "");
     }
-    CHECK(t, file && fclose(file) == 0);
+    CHECK(t, fclose(file) == 0);
   }
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     const int curves = cases[i].cells != no_curves;
-    g2z_results *results;
-    REQUIRE_OK(t, g2z_results_create(&t->services, &results));
     if (i >= 4) test_sh(t, curves ? "sed -i 1d c/metrics.jsonl" : "rm */metrics.jsonl");
     for (int r = 0; r < 3; r++) {
-      snprintf(text, sizeof text,
-               "{\"schema_version\": \"2.0\", \"hardware\": {\"world_size\": 1}, "
-               "\"%s\": \"./train --seed 1 --eval %0600d --run-dir %c %s\", \"summary\": "
-               "{\"total_wall_time_sec\": 3, \"best_val_loss\": 2, \"target_loss\": %s, "
-               "\"target_step\": 2, \"early_stop_step\": 4}}",
-               curves || r < 2 ? "command_line" : "no_command", 1, 'a' + r, runs[r].flags,
-               cases[i].targets[r]);
-      test_write_file(t, test_at(t, "%c/training_metrics.json", 'a' + r), text, strlen(text));
-      CHECK_OK(t, g2z_results_add(results, test_at(t, "%c", 'a' + r)));
+      FILE *file = test_report_file(t, names[r], "training_metrics.json");
+      fprintf(file, "{\"schema_version\": \"2.0\", \"hardware\": {\"world_size\": 1}, "
+              "\"%s\": \"./train --seed 1 --eval %0600d --run-dir %s %s\", \"summary\": "
+              "{\"total_wall_time_sec\": 3, \"best_val_loss\": 2, \"target_loss\": %s, "
+              "\"target_step\": 2, \"early_stop_step\": 4}}",
+              curves || r < 2 ? "command_line" : "no_command", 1, names[r], runs[r].flags,
+              cases[i].targets[r]);
+      CHECK(t, fclose(file) == 0);
     }
     if (!i)
-      CHECK_NO_MEMORY(t, 5, 500, g2z_results_page(results, test_path(t, "all.html")),
-                      test_files_count(t, "*.partial") == 0);
-    CHECK_OK(t, g2z_results_page(results, test_path(t, "all.html")));
-    g2z_results_free(results);
+      CHECK_NO_MEMORY(t, 5, 500, test_results(t, names, 3), test_files_count(t, "*.partial") == 0);
+    CHECK_OK(t, test_results(t, names, 3));
     const char *page = test_read(t, "all.html");
     for (int r = 0; r < 3; r++) {
-      snprintf(row, sizeof row, "<tr><td>%s/%c%s</tr>", t->directory, 'a' + r, cases[i].cells[r]);
-      snprintf(text, sizeof text, "<dt>%s/%c</dt><dd>%s</dd>", t->directory, 'a' + r,
-               runs[r].flags);
-      CHECK_HAS(t, page, row, curves || r < 2 ? text : "", cases[i].about, cases[i].line);
+      const char *run = test_at(t, "%s", names[r]);
+      CHECK_HAS(t, page, test_text("<tr><td>%s%s</tr>", run, cases[i].cells[r]), cases[i].about,
+                cases[i].line, curves || r < 2 ? test_text("<dt>%s</dt><dd>%s</dd>", run,
+                                                           runs[r].flags) : "");
     }
     CHECK(t, test_times(page, "class=\"series dash") == 3 * curves && !strstr(page, "nan"));
     CHECK(t, !strstr(page, "--seed 1") && !strstr(page, "--eval") && !strstr(page, "--run-dir"));
@@ -353,11 +358,9 @@ static void test_report_compared(g2z_test *t) {
       CHECK(t, got > 2700 && (got - k) % 2 == 0 && strcmp(out + got - 4, "\xc3\xa9\xc3\xa9") == 0);
     }
     /* More runs than a chart has colours. */
-    REQUIRE_OK(t, g2z_results_create(&t->services, &results));
-    for (int r = 0; r < G2Z_CHART_SERIES; r++)
-      CHECK_OK(t, g2z_results_add(results, test_path(t, "b")));
-    CHECK_OK(t, g2z_results_page(results, test_path(t, "all.html")));
-    g2z_results_free(results);
+    const char *many[G2Z_CHART_SERIES];
+    for (int r = 0; r < G2Z_CHART_SERIES; r++) many[r] = names[1];
+    CHECK_OK(t, test_results(t, many, G2Z_CHART_SERIES));
     page = test_read(t, "all.html");
     CHECK_HAS(t, page, "<p>The charts show the first 8 runs.</p>");
     CHECK(t, test_times(page, "/b</span>") == 6 * 8 && test_times(page, ">loss 3.0000<") == 3);
@@ -373,13 +376,12 @@ static void test_run_report_epochs(g2z_test *t) {
   static const char *const names[] = {
       "tokens_processed_global", "tokens_per_sec_global", "train_loss_avg_global",
       "val_loss_avg_global", "step_time_p95_sec", "epoch_wall_time_sec"};
-  g2z_results *results;
-  FILE *file = fopen(test_path(t, "metrics.jsonl"), "w");
-  for (int i = 1; file && i <= 3 * EPOCHS; i++)
+  static const char *const run[] = {"run"};
+  FILE *file = test_report_file(t, *run, "metrics.jsonl");
+  for (int i = 1; i <= 3 * EPOCHS; i++)
     fprintf(file, "{\"step\": %d, \"loss\": 2.5, \"step_ms\": 7}\n", i);
-  CHECK(t, file && fclose(file) == 0);
-  file = fopen(test_path(t, "training_metrics.json"), "w");
-  REQUIRE_OK(t, file ? G2Z_OK : G2Z_IO);
+  CHECK(t, fclose(file) == 0);
+  file = test_report_file(t, *run, "training_metrics.json");
   fprintf(file, "{\"schema_version\": \"2.0\", \"run_id\": \"x\", "
           "\"hardware\": {\"world_size\": 1}, \"summary\": {\"total_wall_time_sec\": 9}, "
           "\"shutdown\": {\"reason\": \"completed\"}, \"epochs\":");
@@ -392,14 +394,11 @@ static void test_run_report_epochs(g2z_test *t) {
   fprintf(file, "]}\n");
   CHECK(t, fclose(file) == 0);
   double begin = g2z_seconds();
-  CHECK_OK(t, g2z_report_run(&t->services, t->directory));
-  CHECK_OK(t, g2z_results_create(&t->services, &results));
-  CHECK_OK(t, g2z_results_add(results, t->directory));
-  CHECK_OK(t, g2z_results_page(results, test_path(t, "all.html")));
+  CHECK_OK(t, g2z_report_run(&t->services, test_path(t, *run)));
+  CHECK_OK(t, test_results(t, run, 1));
   CHECK_SOON(t, begin, 2);
-  g2z_results_free(results);
   CHECK_HAS(t, test_read(t, "all.html"), "<td>2006000.00<td>"); /* p50 of the last epoch, in ms */
-  const char *text = test_read(t, "report.html");
+  const char *text = test_read(t, "run/report.html");
   CHECK(t, test_times(text, "<tr><td>") == EPOCHS);
   CHECK_HAS(t, text, "<tr><td>1999<td>3<td>1001999<td>",
             "<dd>completed</dd>"); /* the steps add up to the lines */
@@ -575,9 +574,7 @@ static void test_spans_on(g2z_test *t, g2z_device_kind kind) {
 
 static void test_spans(g2z_test *t) { test_spans_on(t, G2Z_DEVICE_CPU); }
 
-static void test_cuda_spans(g2z_test *t) {
-  test_spans_on(t, G2Z_DEVICE_CUDA);
-}
+static void test_cuda_spans(g2z_test *t) { test_spans_on(t, G2Z_DEVICE_CUDA); }
 
 static const char test_stats_text[] =
     "Processing [a.sqlite] with [reports/nvtx_sum.py]...\n\n"
