@@ -461,16 +461,14 @@ static uint32_t test_event_sum(const void *bytes, size_t count) {
 
 /* The index-th event file of a run, frame by frame. */
 static void test_events_read(g2z_test *t, const char *run_dir, size_t index, test_events *seen) {
-  char pattern[600], *text = NULL, tag[1024] = "";
+  char tag[1024] = "";
   size_t bytes = 0, at = 0;
   glob_t found;
   memset(seen, 0, sizeof *seen);
   memset(&found, 0, sizeof found);
-  snprintf(pattern, sizeof pattern, "%.500s/events.out.tfevents.*", run_dir);
-  int none = glob(pattern, 0, NULL, &found);
-  CHECK(t, !none && found.gl_pathc > index);
-  if (!none && found.gl_pathc > index)
-    CHECK_OK(t, g2z_read_file(&t->services, found.gl_pathv[index], 1 << 26, &text, &bytes));
+  const int none = glob(test_text("%s/events.out.tfevents.*", run_dir), 0, NULL, &found) != 0;
+  REQUIRE_OK(t, none || found.gl_pathc <= index ? G2Z_IO : G2Z_OK);
+  const char *text = test_file(t, found.gl_pathv[index], &bytes);
   globfree(&found);
   while (at + 16 <= bytes) {
     uint64_t length;
@@ -489,7 +487,6 @@ static void test_events_read(g2z_test *t, const char *run_dir, size_t index, tes
     at += 16 + (size_t)length;
   }
   CHECK(t, at == bytes && bytes > 0);
-  g2z_release(&t->services, text);
 }
 
 static void test_run_events(g2z_test *t) {

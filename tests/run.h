@@ -171,8 +171,7 @@ static void test_run_padded_vocab(g2z_test *t) {
       {50304, 0, 50256}};
   static const char merges[] = "#version: 0.2\n1 2\n3 4\n"; /* 259 tokens */
   test_run_setup s;
-  char vocab[512], saved[512];
-  snprintf(vocab, sizeof vocab, "%s", test_at(t, "merges.txt"));
+  const char *vocab = test_kept(t, test_at(t, "merges.txt"));
   test_write_file(t, vocab, merges, strlen(merges));
   for (int i = 0; i < 6; i++) {
     s = test_run_prepare(t, test_text("run%d", i));
@@ -187,7 +186,7 @@ static void test_run_padded_vocab(g2z_test *t) {
     CHECK(t, test_run_eot(t, test_text("run%d/weights", i), cases[i].vocab) == cases[i].eot);
     if (i != 2) continue;
     /* Without a tokenizer next to the weights, their config.json decides. */
-    snprintf(saved, sizeof saved, "%.400s/step-000001", s.run_dir);
+    const char *saved = test_kept(t, test_text("%s/step-000001", s.run_dir));
     s.config.train.init_from = saved;
     CHECK_OK(t, g2z_weights_config(&t->services, saved, &s.config.train.model));
     s.config.vocab = s.config.run_dir = NULL;
@@ -745,15 +744,16 @@ static void test_train_mixture(g2z_test *t) {
       {":.3 --steps 3 --save-epochs", "so there are no epochs: give --steps N and --save-every N, "
        "and remove --save-epochs\n"},
       {" --steps 3", "b.bin\" has no weight, but with 2 sets each needs one: type --train '"}};
-  char flags[1500], whole[1600], page[600] = "";
+  char page[600] = "";
   test_run_shard(t, "a.bin", 2001);
   test_run_shard(t, "b.bin", 1001);
-  snprintf(flags, sizeof flags, "--vocab-size 257 --device cpu --layers 1 --heads 2 --channels 32 "
-           "--context 16 --sample-tokens 0 --save-every 99 --train '%s:.7' --train '%s'",
-           test_at(t, "a.bin"), test_at(t, "b.bin"));
+  const char *flags = test_kept(t, test_text(
+      "--vocab-size 257 --device cpu --layers 1 --heads 2 --channels 32 --context 16 "
+      "--sample-tokens 0 --save-every 99 --train '%s:.7' --train '%s'", test_at(t, "a.bin"),
+      test_at(t, "b.bin")));
   for (int world = 1; world <= 4; world += 3) {
-    snprintf(whole, sizeof whole, "%s:.3 --ranks %d --batch %d --steps 32", flags, world,
-             4 / world);
+    const char *whole = test_kept(t, test_text("%s:.3 --ranks %d --batch %d --steps 32", flags,
+                                               world, 4 / world));
     CHECK_HAS(t, test_trains(t, 0, "%s --run-dir %s", whole, test_at(t, "whole%d", world)),
               "\ntraining: 32 steps of a mixture\nmixture: 70.00 % of the sequences from ",
               "\nmixture: 30.00 % of the sequences from ");
@@ -777,10 +777,9 @@ static void test_train_mixture(g2z_test *t) {
   CHECK_HAS(t, test_read(t, "whole1/report.html"), "<h2>Mixture</h2>",
             "a.bin<td>70.000<td>69.531<td>1424<td>0.712</tr>");
   for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
-    if (refused[i].flags) snprintf(whole, sizeof whole, "%s%s", flags, refused[i].flags);
-    else /* the same shards without weights */
-      snprintf(whole, sizeof whole, "%.*s --train '%s' --steps 32 --resume latest",
-               (int)(strstr(flags, " --train") - flags), flags, test_at(t, "[ab].bin"));
+    const char *whole = refused[i].flags ? test_text("%s%s", flags, refused[i].flags) :
+        test_text("%.*s --train '%s' --steps 32 --resume latest", /* the shards without weights */
+                  (int)(strstr(flags, " --train") - flags), flags, test_at(t, "[ab].bin"));
     CHECK_HAS(t, test_trains(t, 1, "%s --batch 4 --run-dir %s", whole,
                              test_at(t, i > 2 ? "new" : "whole1")), refused[i].says);
   }
@@ -857,12 +856,10 @@ static void test_train_console(g2z_test *t) {
   test_trains(t, 0, "%s --steps 1 --run-dir none --save-weights %s", test_tiny(t),
               test_at(t, "weights"));
   for (int i = 0; i < 4; i++) {
-    char arguments[1400];
-    const int used = snprintf(arguments, sizeof arguments, scored[i][0], t->directory,
-                              t->directory);
-    snprintf(arguments + used, sizeof arguments - (size_t)used, " --device cpu --batch 1 --seq 8 "
-             "--vocab-size 257 --sample-tokens 0 --run-dir none %s",
-             i == 3 ? "--layers 1 --channels 32 --context 16" : "");
+    const char *arguments = test_text(
+        "%s --device cpu --batch 1 --seq 8 --vocab-size 257 --sample-tokens 0 --run-dir none %s",
+        test_text(scored[i][0], t->directory, t->directory),
+        i == 3 ? "--layers 1 --channels 32 --context 16" : "");
     CHECK(t, test_train_terminal(t, 80, "", arguments, output, sizeof output) == 0);
     CHECK_HAS(t, output, scored[i][1]);
   }
@@ -1228,7 +1225,6 @@ static void test_run_branches(g2z_test *t) {
 /* A run's checkpoint and weights are its model: opened by a run without steps, by the program and by
  * the library, they have its last validation loss and write its last sample. */
 static void test_run_weights(g2z_test *t) {
-  static char output[8192];
   TRAIN_OR_SKIP(t);
   test_run_setup a = test_run_saves(t, "a"), b;
   const test_run_seen seen = test_run_well(t, &a);
@@ -1254,10 +1250,9 @@ static void test_run_weights(g2z_test *t) {
     }
     CHECK_NEAR(t, sum / (double)loader->steps_per_epoch, seen.val_loss, 1e-6);
     g2z_loader_free(loader);
-    CHECK(t, test_shell(test_text("%s --init-from %s --device cpu --dtype fp16 --eval %s --prompt "
-                                  "'1 2 3' --sample-tokens 12 2>&1", test_train_program(),
-                                  b.config.train.init_from, a.val), output, sizeof output) == 0);
-    CHECK_HAS(t, output, test_text("loss %.4f | ", seen.val_loss), seen.sample);
+    CHECK_HAS(t, test_trains(t, 0, "--init-from %s --device cpu --dtype fp16 --eval %s --prompt "
+                             "'1 2 3' --sample-tokens 12", b.config.train.init_from, a.val),
+              test_text("loss %.4f | ", seen.val_loss), seen.sample);
   }
 }
 
@@ -1645,13 +1640,12 @@ static void test_train_stops_soon(g2z_test *t) {
              "cp short.txt first.txt; printf '%%200000s' x > long.txt");
   test_digits(t, "");
   for (int i = 0; i < 5; i++) {
-    char run[8], all[1024], slow[512], soon[512];
-    snprintf(run, sizeof run, "run%d", i);
-    snprintf(all, sizeof all, "--train '%s/digits_train.bin' --vocab-size 257 --device cpu "
-             "--layers 4 --heads 2 --channels 128 --context 16 --steps 4 --batch 1 --run-dir "
-             "'%s/%s'", t->directory, t->directory, run);
-    snprintf(slow, sizeof slow, cases[i].slow, t->directory, t->directory);
-    snprintf(soon, sizeof soon, cases[i].soon, t->directory, t->directory);
+    const char *run = test_kept(t, test_text("run%d", i)), *in = t->directory;
+    const char *slow = test_kept(t, test_text(cases[i].slow, in, in));
+    const char *soon = test_kept(t, test_text(cases[i].soon, in, in));
+    const char *all = test_kept(t, test_text(
+        "--train '%s/digits_train.bin' --vocab-size 257 --device cpu --layers 4 --heads 2 "
+        "--channels 128 --context 16 --steps 4 --batch 1 --run-dir '%s/%s'", in, in, run));
     ranks = test_train_open(t, cases[i].world, "%s %s", all, slow);
     test_wait_for(t, run, 2);
     for (double end = g2z_seconds() + 20; i == 3 && g2z_seconds() < end; rank_sleep(0.01))
@@ -1698,10 +1692,10 @@ static void test_train_best(g2z_test *t) {
   test_shard(t, "digits_val.bin", G2Z_SHARD_LLMC, ids, 500);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
     for (int parts = 1; parts <= 2; parts++) {
-      char run[16], flags[1500], last_line[64];
-      snprintf(run, sizeof run, "best%zu_%d", i, parts);
-      snprintf(flags, sizeof flags, "%s --val-every 4 --steps 40 --batch %d %s",
-               test_digits(t, run), 4 / cases[i].world, cases[i].flags);
+      const char *run = test_kept(t, test_text("best%zu_%d", i, parts));
+      const char *flags = test_kept(t, test_text("%s --val-every 4 --steps 40 --batch %d %s",
+                                                 test_digits(t, run), 4 / cases[i].world,
+                                                 cases[i].flags));
       if (parts == 2)
         test_train_job(t, cases[i].world, 0, "RUN_COMPLETE", "%s --max-train-steps %d", flags,
                        cases[i].cut);
@@ -1740,12 +1734,10 @@ static void test_train_best(g2z_test *t) {
       test_sh(t, "cmp %s/best/model.safetensors %s/step-%06d/model.safetensors && "
                  "ls %s/best/config.json %s/best/vocab.json > out", run, run, best, run, run);
       test_sh(t, "cmp %s/weights/model.safetensors %s/step-%06d/model.safetensors", run, run, last);
-      snprintf(last_line, sizeof last_line, "\"best_val_step\": %d,", best);
       const char *summary = test_read(t, "%s/training_metrics.json", run);
-      CHECK_HAS(t, summary, last_line, end ? test_text("\"early_stop_step\": %d,", end)
-                                           : "\"early_stop_step\": null,");
-      CHECK_HAS(t, summary, reached ? test_text("\"target_step\": %d,", reached)
-                                    : "\"target_step\": null,");
+      CHECK_HAS(t, summary, test_text("\"best_val_step\": %d,", best),
+                end ? test_text("\"early_stop_step\": %d,", end) : "\"early_stop_step\": null,",
+                reached ? test_text("\"target_step\": %d,", reached) : "\"target_step\": null,");
       const char *log = test_read(t, "%s/train.log", run);
       CHECK(t, test_times(log, "ended early by --patience ") == (end > 0));
       CHECK_HAS(t, log, test_text("/best, of step %d, val", best), cases[i].target == 0 ? "done: " :
@@ -1837,20 +1829,15 @@ static void test_train_best_honest(g2z_test *t) {
        "step 1", "! ls h23"}};
 #undef BAD_BEST
 #undef OLD_BEST
-  static char output[16384], command[4096];
   for (int i = 0; i < (int)(sizeof cases / sizeof *cases); i++) {
-    char run[8], flags[2200];
-    snprintf(run, sizeof run, "h%d", i);
+    const int first = cases[i].first[0] != 0, world = cases[i].world;
     test_sh(t, "%s", cases[i].before);
-    snprintf(flags, sizeof flags, "%s --val-every 4 --steps 8 ", test_digits(t, run));
-    if (cases[i].first[0])
-      test_train_job(t, 1, 0, "", "%s %s --batch 2", flags, cases[i].first);
-    const size_t used = strlen(flags);
-    snprintf(flags + used, sizeof flags - used, cases[i].second, t->directory);
-    snprintf(command, sizeof command, "%s %s --batch %d --ranks %d %s", test_train_program(), flags,
-             2 / cases[i].world, cases[i].world, cases[i].first[0] ? "--resume latest --steps 12"
-                                                                   : "");
-    CHECK(t, test_shell(test_text("%s 2>&1", command), output, sizeof output) == cases[i].code);
+    const char *flags = test_kept(t, test_text("%s --val-every 4 --steps 8",
+                                               test_digits(t, test_text("h%d", i))));
+    if (first) test_train_job(t, 1, 0, "", "%s %s --batch 2", flags, cases[i].first);
+    const char *output = test_trains(t, cases[i].code, "%s %s --batch %d --ranks %d %s", flags,
+                                     test_text(cases[i].second, t->directory), 2 / world, world,
+                                     first ? "--resume latest --steps 12" : "");
     CHECK_HAS(t, output, cases[i].says);
     CHECK(t, !strstr(output, cases[i].not_says));
     test_sh(t, "{ %s; } > out 2>&1", cases[i].after);
@@ -2112,10 +2099,9 @@ static void test_train_ranks_memory(g2z_test *t) {
     need[i] = test_plan(t, &config, G2Z_DEVICE_CPU, 0, 1)->bytes_total;
   }
   if (need[0] > free_bytes / 2) SKIP(t, "too little memory is free");
-  char flags[1600];
-  snprintf(flags, sizeof flags, "%s --layers %d --heads 32 --channels 2048 --batch 1 --zero 0 "
-           "--steps 2", test_digits(t, "run"),
-           (int)((free_bytes * 3 / 4 - need[0]) / (need[1] - need[0])));
+  const char *flags = test_kept(t, test_text(
+      "%s --layers %d --heads 32 --channels 2048 --batch 1 --zero 0 --steps 2",
+      test_digits(t, "run"), (int)((free_bytes * 3 / 4 - need[0]) / (need[1] - need[0]))));
   CHECK_HAS(t, test_trains(t, 0, "%s --dry-run", flags), "rank: it fits");
   static const char says[] = "are free for each of the 2 ranks on this host: batch=1 with zero=";
   CHECK_HAS(t, test_trains(t, 1, "%s --dry-run --ranks 2", flags), "IT DOES NOT FIT", says);

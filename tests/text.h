@@ -1060,17 +1060,16 @@ static void test_prepare_packed(g2z_test *t) {
        "val         10 documents, 40 tokens"},
       {"", "--out 4 --val-fraction 0.5 m0*.gz", 1, "is unknown until it ends"}};
   static char text[400000];
-  char pack[512];
   int found = 0;
   test_prepare_text(t, "p.txt", 29, text, sizeof text);
   test_prepare_files(t, files, 2);
   PREPARES(t, "", "--out 1 --val-fraction 0 p.txt");
   for (int i = 0; i < 2; i++) {
     const char *program = packers[i][0], *ending = packers[i][1];
-    snprintf(pack, sizeof pack,
-             "command -v %s > /dev/null || exit 3; rm -rf 2; for f in p.txt d.jsonl; do "
-             "%s -c $f > $f.%s; done; head -c 9000 p.txt.%s > cut.%s;",
-             program, program, ending, ending, ending);
+    const char *pack = test_text(
+        "command -v %s > /dev/null || exit 3; rm -rf 2; for f in p.txt d.jsonl; do "
+        "%s -c $f > $f.%s; done; head -c 9000 p.txt.%s > cut.%s;", program, program, ending, ending,
+        ending);
     if (test_prepare(t, pack, "--help") == 3) continue;
     found++;
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++)
@@ -1119,13 +1118,11 @@ static void test_prepare_open(g2z_test *t) {
  * does not even start under the limit, the test sets none: AddressSanitizer reserves terabytes of
  * addresses. */
 static void test_prepare_memory(g2z_test *t) {
-  static const char text[] = "yes 'a1,b' | tr -d '\\n' | head -c 120000000 > m.txt; %s";
-  static const char learn[] = "--train-bpe 300 --val-fraction 0 --threads 1 --out m m.txt";
-  static const char limit[] = "ulimit -v 120000;";
-  char before[256];
-  int limited = test_prepare(t, limit, "--help") == 0;
-  snprintf(before, sizeof before, text, limited ? limit : "");
-  test_prepare_ends(t, before, learn, 0, "1 document, 90000002 tokens");
+  const char *limit = "ulimit -v 120000;";
+  if (test_prepare(t, limit, "--help") != 0) limit = "";
+  test_sh(t, "yes 'a1,b' | tr -d '\\n' | head -c 120000000 > m.txt");
+  test_prepare_ends(t, limit, "--train-bpe 300 --val-fraction 0 --threads 1 --out m m.txt", 0,
+                    "1 document, 90000002 tokens");
 }
 
 /* Documents of one letter, each followed by two markers, without white space. The first document is
