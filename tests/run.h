@@ -685,7 +685,7 @@ static void test_train_run(g2z_test *t) {
       {"--layers 1 --channels 32 --heads 4 --context 16", 0, "1"},
       {"--channels 32 --vocab-size 257", 0, "1"},
       {"--fp8 all", 0, "--fp8 all is not used: 8 bits are for training only\n1"},
-      {"--fp8 all --dtype fp16 --batch 1 --val $VAL", 0, "| val loss "}};
+      {"--fp8 all --dtype fp16 --batch 1 --val %s/x_val_0.bin", 0, "| val loss "}};
   CHECK_HAS(t, test_trains(t, 0, "--dry-run --device cpu --layers 2 --channels 64 --seq 32 "
                            "--batch 2"), "2 layers", "largest");
   CHECK(t, access("runs/run_dry", F_OK) != 0);
@@ -718,12 +718,10 @@ static void test_train_run(g2z_test *t) {
                        test_at(t, "weights"), test_at(t, "x_val_0.bin"));
   unsetenv("NCCL_LOGS");
   CHECK_HAS(t, output, "NCCL_LOGS=1 writes into the run directory");
-  setenv("VAL", test_at(t, "x_val_0.bin"), 1);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
     CHECK_HAS(t, test_trains(t, cases[i].code, "--init-from %s --prompt 1 --sample-tokens 1 "
                              "--run-dir none --device cpu %s", test_at(t, "weights"),
-                             cases[i].flags), cases[i].says);
-  unsetenv("VAL");
+                             test_text(cases[i].flags, t->directory)), cases[i].says);
 }
 
 /* Sets with weights: a run that stops in the middle ends like one that does not; any number of ranks
@@ -1600,10 +1598,7 @@ static void test_train_signals(g2z_test *t) {
                                test_at(t, "%s/weights", name)),
                 "another program uses ");
     CHECK(t, kill(ranks.pid[world - 1], cases[i].number) == 0);
-    test_ranks_wait(t, &ranks, 20);
-    for (int rank = 0; rank < world; rank++) /* rank 0 reports for all */
-      CHECK_RANK(t, &ranks, rank, 75,
-                 rank == 0 ? test_text("by %s, saved. To continue: the same ", name) : NULL);
+    test_train_end(t, &ranks, 20, 75, test_text("by %s, saved. To continue: the same ", name));
     CHECK(t, test_files_count(t, test_text("%s/step-", name)) == 1);
     CHECK_HAS(t, test_read(t, "%s/training_metrics.json", name),
               test_text("\"signal\": \"%s\"", name));
@@ -1652,8 +1647,7 @@ static void test_train_stops_soon(g2z_test *t) {
       if (strstr(test_read(t, "%s/metrics.jsonl", run), "eval_ms")) break;
     rank_sleep(0.2);
     CHECK(t, kill(ranks.pid[cases[i].world - 1], SIGTERM) == 0);
-    test_ranks_wait(t, &ranks, 60);
-    for (int rank = 0; rank < cases[i].world; rank++) CHECK_RANK(t, &ranks, rank, 75, NULL);
+    test_ranks_end(t, &ranks, 60, 75, NULL);
     CHECK(t, test_there(t, test_text("%s/step-000002", run)));
     const char *told = test_read(t, "%s/metrics.jsonl", run);
     CHECK(t, !strstr(told, "\"val_ms\"") && !strstr(told, "sample_ms"));
@@ -1913,11 +1907,9 @@ static void test_train_hints(g2z_test *t) {
             "sleep 0.1; done 2> /dev/null; kill -INT $P; wait $P; exit $?");
   CHECK_HAS(t, said, " by SIGINT, saved. To continue: ");
   CHECK(t, test_shell("ls \"$RUN/weights\"", output, sizeof output) != 0);
-  for (int i = 0; i < 2; i++) {
-    CHECK(t, test_shell(test_text("%s --init-from \"$RUN%s\" --prompt 1 2>&1", test_train_program(),
-                                  i ? "/weights" : ""), output, sizeof output) == 1);
-    CHECK_HAS(t, output, " has no config.json: name a directory", "RUN_DIR/weights, written at");
-  }
+  for (int i = 0; i < 2; i++)
+    CHECK_HAS(t, test_trains(t, 1, "--init-from \"$RUN%s\" --prompt 1", i ? "/weights" : ""),
+              " has no config.json: name a directory", "RUN_DIR/weights, written at");
   command[strcspn(command, "&")] = 0;
   char *end = strstr(said, "To continue: ");
   if (end) memcpy(strchr(end, '\n'), " --max-train-steps 1\n", 22); /* it would have taken days */
@@ -2048,16 +2040,16 @@ static void test_train_ranks_resume(g2z_test *t) {
                                        "--strategy dp"};
   static const char *const keys[] = {"\"loss\": ", "\"val_loss\": "};
   for (int stage = 0; stage < 5; stage++) {
-    char runs[3][16], from[600] = "";
+    const char *runs[3], *from = "";
     for (int turn = 0; turn < 3; turn++) { /* starts; resumes alike; resumes otherwise */
       const int world = turn < 2 ? 4 : stage % 2 ? 1 : 3;
-      snprintf(runs[turn], sizeof runs[turn], "run%d%d", stage, turn);
+      runs[turn] = test_kept(t, test_text("run%d%d", stage, turn));
       test_train_job(t, world, 0, world == 1 ? "/weights world_size=" : NULL,
                      "%s --layers 3 --steps 12 --batch %d --save-every 6 %s --bucket-mb "
                      "%s --sample-tokens 9 --prompt 1 --temperature 0 %s",
                      test_digits(t, runs[turn]), 12 / world,
                      stages[turn < 2 ? stage : (stage + 2) % 5], turn < 2 ? "0.02" : "0.03", from);
-      snprintf(from, sizeof from, "--resume '%s/step-000006'", test_at(t, "%s", runs[0]));
+      from = test_kept(t, test_text("--resume '%s/%s/step-000006'", t->directory, runs[0]));
     }
     SAME(t, test_text("%s/step-000012", runs[0]), test_text("%s/step-000012", runs[1]));
     const char *start = test_read(t, "%s/metrics.jsonl", runs[0]);
@@ -2114,13 +2106,9 @@ static void test_train_ranks_memory(g2z_test *t) {
 }
 
 static void test_train_ranks_latest(g2z_test *t) {
-  test_ranks ranks;
   for (int turn = 0; turn < 2; turn++) {
-    ranks = test_train_open(t, 2, "%s --steps 8 --batch 1 --save-every 2 --resume latest",
-                            test_digits(t, "run"));
-    test_ranks_wait(t, &ranks, 60);
-    CHECK_RANK(t, &ranks, 0, 0, turn ? "run/step-000008 is skipped: " : NULL);
-    CHECK_RANK(t, &ranks, 1, 0, NULL);
+    test_train_job(t, 2, 0, turn ? "run/step-000008 is skipped: " : NULL,
+                   "%s --steps 8 --batch 1 --save-every 2 --resume latest", test_digits(t, "run"));
     if (turn == 0)
       test_sh(t, "cp -r run whole && cd run && rm step-000008/model.safetensors && "
                  "truncate -s 99 step-000006/optimizer.safetensors");
