@@ -1309,10 +1309,9 @@ static void test_run_resume_torn(g2z_test *t) {
     CHECK_HAS(t, t->services.error, "b/step-000008");
     test_sh(t, "diff -r b changed && rm -r changed");
   }
-  char *from = strstr(t->services.error, "--resume "), path[700];
-  snprintf(path, sizeof path, "%s", from ? from + strlen("--resume ") : "");
+  const char *from = strstr(t->services.error, "--resume ");
   b = test_run_saves(t, "c");
-  b.config.resume = path;
+  b.config.resume = test_kept(t, from ? from + strlen("--resume ") : "");
   b.config.epochs = 3;
   CHECK(t, test_run_well(t, &b).steps == 4);
   /* A missing log is reported. */
