@@ -1497,8 +1497,9 @@ static void g2zr_close(g2z_run *run) {
   run->from.note = NULL;
 }
 
-/* Opens what depends on the checkpoint. *damaged: the checkpoint is not whole. */
-static g2z_status g2zr_load(g2z_run *run, int *damaged) {
+/* Opens what depends on the checkpoint. *damaged: the checkpoint is not whole. noinline: else its
+ * paths would lie on the stack below all that g2zr_open calls, and a stack may have 128 KB. */
+static __attribute__((noinline)) g2z_status g2zr_load(g2z_run *run, int *damaged) {
   g2z_ranks *ranks = run->context->ranks;
   const int first = run->context->rank == 0;
   *damaged = 0;
