@@ -411,7 +411,7 @@ static void test_bench_failing(g2z_test *t) {
  * points. */
 static void test_bench_stopped(g2z_test *t) {
   static const struct { const char *name, *flags, *when; int runs; } cases[] = {
-      {"scaling", "--gpus 1,2 --global-batch 2 --batch 1 --repeats 2",
+      {"scaling", "--gpus 1,2 --global-batch 2 --batch 1 --repeats 9",
        "-e $D/run_scaling_2/train.log", 1},
       {"matrix", "--gpus 1 --zero 1 --dtype fp32 --batch 8192 --tokens 33554432",
        "-e $D/tokens.bin.partial", 0}};
