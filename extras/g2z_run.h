@@ -267,9 +267,8 @@ extern "C" {
   X(open_s)        /* saved: wall time of the epoch that has not ended */                         \
   X(metrics_bytes) /* saved: lengths of the two logs, */                                          \
   X(log_bytes)                                                                                    \
-  X(smooth_loss)   /* of steps that were applied, weighted like smooth_s, */                      \
-  X(loss_weight)                                                                                  \
-  X(best_loss)     /* lowest smooth loss at a checkpoint; NaN: none */                            \
+  X(losses)        /* number of losses in `recent` */                                             \
+  X(best_loss)     /* lowest mean of them at a checkpoint; NaN: none */                           \
   X(due)           /* saved: work left to do after the step, */                                   \
   X(evaluated)     /* and the number of --eval files scored by then */                            \
   X(best_step)     /* of best_val_loss */                                                         \
@@ -284,6 +283,7 @@ typedef struct g2zr_totals {
   G2ZR_TOTAL_LIST(G2ZR_DOUBLE)
 } g2zr_totals;
 static const char *const g2zr_total_names[] = {G2ZR_TOTAL_LIST(G2ZR_NAME)};
+#define G2ZR_RECENT 20 /* losses whose mean shows whether the model got worse */
 
 #define G2ZR_EPOCH_LIST(X)                                                                        \
   X(index)                                                                                        \
@@ -380,6 +380,8 @@ struct g2z_run {
   double step_s_of[2];               /* of the last two steps: losses come one step late */
   g2z_metrics known;                 /* of the last step whose loss is known */
   g2zr_totals sum, kept;             /* kept: when best was written; val_data NaN: unknown */
+  double recent[G2ZR_RECENT];        /* losses of the last steps, the newest first; skipped steps
+                                      * count, but not steps without a token that counts */
   int64_t val_steps, val_tokens;     /* of one validation: batches, and a limit of its targets */
   double *step_s;                    /* of this epoch's steps since the start or the resume, */
   size_t timed;                      /* and their number */
@@ -685,11 +687,18 @@ static const char *g2zr_signal_text(int64_t signal, char text[32]) {
   return signal ? text : NULL;
 }
 
-/* The mean loss of the last steps, if it is worse than the loss of guessing (all tokens equally
- * likely) by the margin that g2zr_save uses; else 0. */
-static double g2zr_worse(const g2z_run *run) {
-  const double loss = run->sum.smooth_loss / run->sum.loss_weight;
-  return loss > 1.1 * log(run->config.train.model.vocab) + 0.1 ? loss : 0;
+/* The mean of the recent losses. NaN: there is none, or one of them is NaN. */
+static double g2zr_recent_loss(const g2z_run *run) {
+  double sum = 0;
+  for (int i = 0; i < (int)run->sum.losses; i++) sum += run->recent[i];
+  return isnan(sum) ? NAN : sum / run->sum.losses;
+}
+
+/* 1 if the recent losses are worse than the loss of guessing (all tokens equally likely) by the
+ * margin that g2zr_save uses. */
+static int g2zr_diverged(const g2z_run *run) {
+  const double guessing = log(run->config.train.model.vocab);
+  return run->sum.losses > 0 && !(g2zr_recent_loss(run) <= 1.1 * guessing + 0.1);
 }
 
 static void g2zr_put_ending(const g2z_run *run, g2z_json_out *out) {
@@ -697,7 +706,7 @@ static void g2zr_put_ending(const g2z_run *run, g2z_json_out *out) {
   const int stopped = (run->due & G2ZR_DUE_STOP) != 0;
   G2ZR_OPEN("shutdown");
   G2ZR_TEXT("reason", stopped ? run->stop_signal ? "signal" : "stop requested"
-            : g2zr_worse(run) ? "diverged" : "completed");
+            : g2zr_diverged(run) ? "diverged" : "completed");
   G2ZR_TEXT("signal", stopped ? g2zr_signal_text(run->stop_signal, name) : NULL);
   G2ZR_CLOSE();
   G2ZR_OPEN("completion");
@@ -1030,17 +1039,18 @@ static void g2zr_stays(g2z_run *run, const char *path) {
 
 /* ----- a checkpoint's note about the run ----- */
 
-/* Writes doubles as texts of 17 digits: a resumed run reads exactly the same values. */
+/* Writes doubles as texts of 17 digits: a resumed run reads exactly the same values. names NULL: as
+ * an array. */
 static void g2zr_put_doubles(g2z_json_out *out, const char *key, const char *const *names,
                              const double *values, size_t count) {
-  g2z_json_begin(out, key, '{');
+  g2z_json_begin(out, key, names ? '{' : '[');
   for (size_t i = 0; i < count; i++) {
     char text[40];
     snprintf(text, sizeof text, "%.17g", values[i]);
     g2z_plain_number(text);
-    g2z_json_put_string(out, names[i], isfinite(values[i]) ? text : NULL);
+    g2z_json_put_string(out, names ? names[i] : NULL, isfinite(values[i]) ? text : NULL);
   }
-  g2z_json_end(out, '}');
+  g2z_json_end(out, names ? '}' : ']');
 }
 
 /* Values that the object lacks stay; null becomes NaN. */
@@ -1049,7 +1059,8 @@ static g2z_status g2zr_get_doubles(const g2z_object *from, const char *at, const
   char path[64];
   for (size_t i = 0; i < count; i++) {
     g2z_json json, number;
-    snprintf(path, sizeof path, "%s%s", at, names[i]);
+    if (names) snprintf(path, sizeof path, "%s%s", at, names[i]);
+    else snprintf(path, sizeof path, "%s%zu", at, i);
     if (!g2z_object_at(from, path, &json)) continue;
     values[i] = NAN;
     if (g2z_json_peek(&json) == 'n') continue;
@@ -1085,6 +1096,7 @@ static void g2zr_put_note(void *user, g2z_json_out *out) {
   sum.evaluated = run->evaluated;
   g2zr_put_doubles(out, "totals", g2zr_total_names, (const double *)&sum,
                    G2Z_COUNT(g2zr_total_names));
+  g2zr_put_doubles(out, "recent", NULL, run->recent, G2ZR_RECENT);
   g2z_json_put_string(out, "weights", run->weights);
   g2z_json_begin(out, "epochs", '[');
   for (size_t i = 0; i < run->epoch_count; i++) {
@@ -1119,6 +1131,10 @@ static g2z_status g2zr_restore(g2z_run *run) {
   G2Z_TRY(g2z_json_close(&json));
   G2Z_TRY(g2zr_get_doubles(&note, "totals.", g2zr_total_names, (double *)&run->sum,
                            G2Z_COUNT(g2zr_total_names)));
+  G2Z_TRY(g2zr_get_doubles(&note, "recent.", NULL, run->recent, G2ZR_RECENT));
+  if (!(run->sum.losses >= 0 && run->sum.losses <= G2ZR_RECENT))
+    return g2z_fail(run->services, G2Z_FORMAT, "note.json has %g losses, but at most %d are kept",
+                    run->sum.losses, G2ZR_RECENT);
   g2z_object_copy(&note, "weights", run->weights_before, sizeof run->weights_before);
   run->epoch_count = 0;
   for (int has = g2z_object_list(&note, "epochs", &json);
@@ -2054,8 +2070,12 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_eve
     epoch->loss_sum += m->loss * (double)report->counted;
     epoch->loss_targets += (double)report->counted;
     run->applied++;
-    sum->smooth_loss = 0.95 * sum->smooth_loss + 0.05 * m->loss;
-    sum->loss_weight = 0.95 * sum->loss_weight + 0.05;
+  }
+  const int counts = report->counted > 0; /* 0: masks exclude all tokens of the step */
+  if (counts) {
+    memmove(run->recent + 1, run->recent, sizeof run->recent - sizeof *run->recent);
+    run->recent[0] = m->loss;
+    sum->losses = fmin(sum->losses + 1, G2ZR_RECENT);
   }
   sum->train_s += step_s;
   sum->train_tokens += tokens;
@@ -2067,7 +2087,7 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_eve
       : run->config.train.optimizer.loss_scale_dynamic ? "Give more --steps: each lowers the scale"
                                                        : "Lower --loss-scale, or remove it";
   if (m->step == run->steps && !run->applied) /* ends the run after this step is reported */
-    g2zr_note_failure(run, &run->ending, m->grad_norm == 0 && isnan(m->loss)
+    g2zr_note_failure(run, &run->ending, !counts
         ? g2z_fail(run->services, G2Z_BAD_ARGUMENT, "no step of %" PRId64 " was applied, since "
                    "masks exclude all tokens of the last one: the model has not changed. Train for "
                    "more --steps, or raise --batch", run->steps - run->resumed)
@@ -2086,7 +2106,7 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_eve
   char scale[64] = "", skipped[48] = "skipped";
   if (m->skipped == 2)
     snprintf(skipped, sizeof skipped, "spike %" PRId64 ", skipped", report->spikes);
-  else if (m->grad_norm == 0 && isnan(m->loss))
+  else if (!counts)
     snprintf(skipped, sizeof skipped, "no token counts: skipped");
   if (run->config.train.dtype == G2Z_FP16)
     snprintf(scale, sizeof scale, " | scale %.0f%s%s", m->loss_scale, m->skipped ? ", " : "",
@@ -2131,12 +2151,12 @@ static void g2zr_prune(g2z_run *run) {
 static g2z_status g2zr_save(g2z_run *run, g2z_run_event *event) {
   const g2z_path saved = g2zr_checkpoint(run, run->step, "");
   double begin = g2z_seconds();
-  /* The model is sound if the last step was applied and the loss is at most 10 % plus 0.1 nats
-   * above the lowest loss at an earlier checkpoint. */
-  const double loss = run->sum.smooth_loss / run->sum.loss_weight, best = run->sum.best_loss;
+  /* The model is sound if the last step was applied and the recent loss is at most 10 % plus 0.1
+   * nats above the lowest one at an earlier checkpoint. */
+  const double loss = g2zr_recent_loss(run), best = run->sum.best_loss;
   const int skipped = run->known.skipped == 1 && /* a spike does not mean a worse model */
                       !(run->known.grad_norm == 0 && isnan(run->known.loss));
-  const int sound = !skipped && !(loss > 1.1 * best + 0.1);
+  const int sound = !skipped && (isnan(best) || loss <= 1.1 * best + 0.1);
   char was[40];
   snprintf(was, sizeof was, "is back at %.4f", best);
   if (!(best <= loss) && !isnan(loss)) run->sum.best_loss = loss;
@@ -2419,10 +2439,10 @@ static g2z_status g2zr_finish(g2z_run *run) {
     G2ZR_SAY(run, "done: %s%s%" PRId64 " step%s, %" PRId64 " tokens, %s", loss, best,
              run->known.step, G2Z_PLURAL(run->known.step), run->known.tokens,
              g2zr_duration(g2zr_wall_s(run)).text);
-    if (g2zr_worse(run))
+    if (g2zr_diverged(run))
       g2z_log(run->services, G2Z_LOG_WARNING, "the run diverged: the loss of the last steps, %.4g, "
               "is worse than guessing, which has %.4g. Start again with a lower --lr (%g)%s",
-              g2zr_worse(run), log(run->config.train.model.vocab),
+              g2zr_recent_loss(run), log(run->config.train.model.vocab),
               (double)run->config.train.optimizer.lr, earlier);
     if (run->impatient)
       G2ZR_SAY(run, "ended early by --patience %" PRId64 ": no validation loss below %.4f since "
