@@ -2298,7 +2298,7 @@ static g2z_status g2zr_validate(g2z_run *run, g2z_run_event *event) {
     sum->val_tokens = (double)run->val_tokens;
   }
   const int better = !isnan(loss) && !(sum->best_val_loss <= loss); /* best: NaN at first */
-  const int reached = isnan(sum->target_step) && loss <= sum->target_loss;
+  const int reached = sum->target_loss > 0 && isnan(sum->target_step) && loss <= sum->target_loss;
   sum->stale = better ? 0 : sum->stale + 1;
   if (better) {
     sum->best_val_loss = loss;

@@ -89,6 +89,20 @@ static void test_run_length(g2z_test *t) {
   CHECK(t, seen.steps == 6 && seen.samples == 3);
   CHECK(t, seen.validations == 3); /* 3, 4 (end of the epoch), 6 (end of the run) */
   CHECK_HAS(t, seen.line, "checkpoint_path=none");
+
+  /* Without a target, no validation reaches it: a model that knows its text has the loss 0. */
+  int32_t ids[2 * 4 * 16 + 1];
+  for (int i = 0; i < 129; i++) ids[i] = 'a';
+  test_shard(t, "same.bin", G2Z_SHARD_LLMC, ids, 129);
+  s = test_run_prepare(t, "zero");
+  s.config.train.train_glob = s.config.val_glob = test_kept(t, test_path(t, "same.bin"));
+  s.config.train.accum = 1;
+  s.config.train.optimizer.lr = 0.3f;
+  s.config.train.optimizer.steps = s.config.val_every = 100;
+  s.config.epochs = s.config.sample_tokens = 0;
+  seen = test_run_well(t, &s);
+  CHECK(t, seen.val_loss == 0 && !strstr(test_read(t, "zero/metrics.jsonl"), "target"));
+  CHECK_HAS(t, test_read(t, "zero/training_metrics.json"), "\"target_step\": null");
 }
 
 /* A step in which no token counts has no loss and no weight in the epoch's mean. The learning rate
