@@ -1704,30 +1704,33 @@ G2Z_API g2z_text_name g2z_text_named(const char *path) {
   return name;
 }
 
-G2Z_API g2z_status g2z_text_open(g2z_services *services, const char *path, g2z_text_file *out) {
+/* Starts the packer, which reads out->file, and puts its output there. */
+static g2z_status g2zt_unpack(g2z_services *services, const char *path, g2z_text_file *out) {
   extern char **environ;
-  const int is_stdin = strcmp(path, "-") == 0;
-  out->label = is_stdin ? "standard input" : path;
-  out->packer = g2z_text_named(path).packer;
-  out->child = 0;
-  out->file = -1;
-  if (!out->packer) {
-    /* A FIFO may have no writer yet: the caller waits for it where a signal can stop the wait. */
-    if (is_stdin) out->file = dup(STDIN_FILENO);
-    else G2Z_RETRY(out->file, open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC));
-    return out->file < 0 ? g2z_fail_file(services, errno, "read", out->label) : G2Z_OK;
-  }
-  char *arguments[] = {(char *)out->packer, (char *)"-dc", (char *)"--", (char *)path, NULL};
+  char *arguments[] = {(char *)out->packer, (char *)"-dc", NULL};
   posix_spawn_file_actions_t actions;
   posix_spawnattr_t attributes;
   sigset_t defaults;
+  struct stat info;
+  char word[700];
   int ends[2];
   pid_t child = 0;
-  if (pipe(ends) != 0) return g2z_fail_file(services, errno, "read", path);
+  const int given = out->file;
+  if (fstat(given, &info) != 0 || !S_ISREG(info.st_mode)) {
+    g2z_text_close(out);
+    return g2z_fail(services, G2Z_IO, "cannot read %s: it is not a regular file; unpack it into "
+                    "one: %s -dc %s > FILE", path, out->packer,
+                    g2z_shell_word(path, word, sizeof word));
+  }
+  if (pipe(ends) != 0) {
+    const int error = errno;
+    g2z_text_close(out);
+    return g2z_fail_file(services, error, "read", path);
+  }
   for (int i = 0; i < 2; i++) fcntl(ends[i], F_SETFD, FD_CLOEXEC);
   posix_spawn_file_actions_init(&actions);
   posix_spawnattr_init(&attributes);
-  posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+  posix_spawn_file_actions_adddup2(&actions, given, STDIN_FILENO);
   posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
   posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
   sigemptyset(&defaults); /* an ignored signal would stay ignored in the child */
@@ -1739,12 +1742,26 @@ G2Z_API g2z_status g2z_text_open(g2z_services *services, const char *path, g2z_t
   posix_spawn_file_actions_destroy(&actions);
   posix_spawnattr_destroy(&attributes);
   close(ends[1]);
+  close(given);
   out->file = ends[0];
   out->child = error ? 0 : (int)child;
   if (!error) return G2Z_OK;
   g2z_text_close(out);
   return g2z_fail(services, G2Z_UNSUPPORTED, "%s: cannot start %s: %s; install it, or unpack the "
                   "file", path, arguments[0], strerror(error));
+}
+
+G2Z_API g2z_status g2z_text_open(g2z_services *services, const char *path, g2z_text_file *out) {
+  const int is_stdin = strcmp(path, "-") == 0;
+  out->label = is_stdin ? "standard input" : path;
+  out->packer = g2z_text_named(path).packer;
+  out->child = 0;
+  out->file = -1;
+  /* A FIFO may have no writer yet: the caller waits for it where a signal can stop the wait. */
+  if (is_stdin) out->file = dup(STDIN_FILENO);
+  else G2Z_RETRY(out->file, open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  if (out->file < 0) return g2z_fail_file(services, errno, "read", out->label);
+  return out->packer ? g2zt_unpack(services, path, out) : G2Z_OK;
 }
 
 G2Z_API g2z_status g2z_text_end(g2z_services *services, g2z_text_file *text, uint64_t bytes) {

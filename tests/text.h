@@ -896,6 +896,7 @@ static void test_prepare_refusals(g2z_test *t) {
        "stopped by signal 15"},
       {"mkfifo fifo;", "--out out fifo & sleep 0.3; kill -TERM $!; " /* no writer */
        "sleep 1; kill -KILL $! 2> /dev/null; wait $!", 1, "stopped by signal 15"},
+      {"mkfifo fifo.gz; timeout 5", "--out out fifo.gz", 1, "fifo.gz: it is not a regular file"},
       {"for i in 1 2 3 4 5 6 7 8 9 10 11 12; do cat a.txt a.txt >> b.txt; "
        "cat b.txt >> a.txt; done; ulimit -f 64;", "--out out a.txt", 1,
        "File too large"},
