@@ -306,6 +306,7 @@ static const char g2zp_page_style[] =
     "th{font-weight:600;color:var(--soft);font-size:.85rem}\n"
     "th:first-child,td:first-child{text-align:left}\n"
     "td:first-child{overflow-wrap:anywhere;min-width:12ch}\n"
+    "h1,p,pre,dd,td,.legend span{white-space:pre-wrap}svg text{white-space:pre}\n"
     "@media (max-width:480px){svg text{font-size:14px}dl{grid-template-columns:1fr 1fr}}\n"
     "@media print{:root{color-scheme:light;font-size:11px;--page:#fff;--card:#fff;--line:#bbb;"
     "--grid:#e4e4e4;--text:#000;--soft:#444}body{max-width:none;padding:0;font-size:11px}"
@@ -1698,9 +1699,10 @@ static g2z_status g2zp_results_entry(g2z_results *results, const char *directory
   if (strcmp(name, "metrics.jsonl") == 0) {
     int ended;
     G2Z_TRY(g2z_is_there(services, g2z_path_in(directory, "training_metrics.json").text, &ended));
-    if (!ended)
-      g2z_log(services, G2Z_LOG_WARNING, "%.600s is left out, since this run has not ended: it has "
-              "no training_metrics.json", directory);
+    if (ended) return G2Z_OK;
+    results->left_out++;
+    g2z_log(services, G2Z_LOG_WARNING, "%.600s is left out, since this run has not ended: it has "
+            "no training_metrics.json", directory);
     return G2Z_OK;
   }
   if (results->show && fnmatch("*_report.json", name, 0) == 0) {

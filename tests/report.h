@@ -58,6 +58,7 @@ static void test_pages(g2z_test *t) {
     CHECK(t, test_times(text, pairs[i][0]) > 0 &&
                  test_times(text, pairs[i][0]) == test_times(text, pairs[i][1]));
   CHECK(t, !strstr(text, "<script") && !strstr(text, "http") && !strstr(text, "nan"));
+  CHECK_HAS(t, text, "p,pre,dd,td,.legend span{white-space:pre-wrap}"); /* texts keep all spaces */
   CHECK(t, test_times(text, "class=bar") == 1); /* the other one is unknown */
   CHECK(t, test_times(text, "class=dot") == 3);
   /* At most 1,000 of 20,000 points are drawn, including the spike; the gap separates the last
