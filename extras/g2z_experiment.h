@@ -1825,16 +1825,23 @@ static g2z_status g2zx_report(g2z_services *services, const g2z_bench *o) {
                                    &there);
   for (int i = 1; i < o->argc && status == G2Z_OK; i++)
     status = g2z_results_add(results, o->argv[i]);
+  if (status == G2Z_OK && !results->run_count && !results->report_count)
+    status = g2z_fail(services, G2Z_BAD_ARGUMENT, "there is nothing to report: name a run with "
+                      "training_metrics.json, which a run writes when it ends");
   if (status == G2Z_OK && there)
     status = g2z_fail(services, G2Z_BAD_ARGUMENT, "%.600s is a run with its own report.html: "
                       "choose another place, --out DIR", out);
   if (status == G2Z_OK && o->out) status = g2z_make_directory(services, o->out);
-  char begin[sizeof G2Z_PAGE_BEGIN] = G2Z_PAGE_BEGIN; /* a file that is there must be such a page */
-  FILE *old = fopen(path.text, "r");
-  if (old) begin[fread(begin, 1, sizeof begin - 1, old)] = 0, fclose(old);
-  if (status == G2Z_OK && strcmp(begin, G2Z_PAGE_BEGIN) != 0)
+  /* A file that is there must be such a page. */
+  char *old = NULL;
+  size_t bytes = 0;
+  if (status == G2Z_OK) status = g2z_is_there(services, path.text, &there);
+  if (status == G2Z_OK && there)
+    status = g2z_read_file(services, path.text, (size_t)1 << 30, &old, &bytes);
+  if (status == G2Z_OK && there && strncmp(old, G2Z_PAGE_BEGIN, strlen(G2Z_PAGE_BEGIN)) != 0)
     status = g2z_fail(services, G2Z_BAD_ARGUMENT, "%.600s was not written by bench report: choose "
                       "another place, --out DIR, or remove it", path.text);
+  g2z_release(services, old);
   if (status == G2Z_OK) status = g2z_results_page(results, path.text);
   if (status == G2Z_OK)
     g2z_log(services, G2Z_LOG_INFO, "%s: %zu experiment%s, %zu run%s", path.text,

@@ -190,13 +190,15 @@ typedef struct g2z_results {
   size_t run_count, run_capacity;
   g2z_path *reports;            /* files NAME_report.json, unless `show` is NULL */
   size_t report_count, report_capacity;
+  size_t left_out;              /* number of runs that have not ended */
   /* NULL, or it reads one of these files and puts its part of the page, before the runs. */
   g2z_status (*show)(g2z_services *services, const char *path, g2z_page *page);
 } g2z_results;
 G2Z_API g2z_status g2z_results_create(g2z_services *services, g2z_results **out);
 G2Z_API void g2z_results_free(g2z_results *results); /* NULL is fine */
 /* Adds the run and the experiments of the directory and of its subdirectories down to two levels.
- * A damaged file is a failure, and so is a directory that holds neither. */
+ * A run that has not ended is left out, with a warning. A damaged file is a failure, and so is a
+ * directory that holds neither. */
 G2Z_API g2z_status g2z_results_add(g2z_results *results, const char *directory);
 G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path);
 
@@ -274,8 +276,8 @@ static const char g2zp_page_style[] =
     "color:var(--text);font:15px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}\n"
     "h1{font-size:1.6rem;line-height:1.2;margin:0 0 1rem}\n"
     "h2{font-size:1.15rem;margin:2rem 0 .6rem}\n"
-    "p{max-width:70ch;margin:.5rem 0;white-space:pre-wrap}\n"
-    "pre{font:.87rem/1.5 ui-monospace,monospace;margin:.5rem 0;white-space:pre-wrap}\n"
+    "p{max-width:70ch;margin:.5rem 0}\n"
+    "pre{font:.87rem/1.5 ui-monospace,monospace;margin:.5rem 0}\n"
     "dl,.charts{display:grid;gap:12px;margin:1rem 0}\n"
     "dl{grid-template-columns:repeat(auto-fill,minmax(min(100%,15rem),1fr));gap:10px 24px}\n"
     "dt{color:var(--soft);font-size:.8rem}dd{margin:0}\n"
@@ -1727,9 +1729,9 @@ static g2z_status g2zp_results_entry(g2z_results *results, const char *directory
 }
 
 G2Z_API g2z_status g2z_results_add(g2z_results *results, const char *directory) {
-  const size_t before = results->report_count + results->run_count;
+  const size_t before = results->report_count + results->run_count + results->left_out;
   G2Z_TRY(g2zp_results_entry(results, directory, "", 3));
-  if (results->report_count + results->run_count > before) return G2Z_OK;
+  if (results->report_count + results->run_count + results->left_out > before) return G2Z_OK;
   return g2z_fail(results->services, G2Z_FORMAT, "%.600s and the directories in it hold no "
                   "NAME_report.json and no training_metrics.json, which a run writes when it ends: "
                   "name a directory that bench or train --run-dir wrote", directory);

@@ -491,6 +491,7 @@ static void test_bench_watched(g2z_test *t) {
 static void test_bench_report(g2z_test *t) {
   static const char *const files[] = {"all/scaling/scaling_report.json",
                                       "all/scaling/run_scaling_1/training_metrics.json"};
+  char output[4096];
   test_bench(t, 0, "scaling %s --gpus 1,2 --global-batch 2 --repeats 1 --out $D/all/scaling",
              test_bench_small);
   CHECK_HAS(t, test_bench(t, 0, "report $D/all"), "/all/report.html: 1 experiment, 2 runs\n");
@@ -509,11 +510,16 @@ static void test_bench_report(g2z_test *t) {
   test_bench(t, 0, "report $D/all");
   CHECK_HAS(t, test_bench(t, 1, "report $D/all/scaling/run_scaling_1"),
             "is a run with its own report.html: choose another place, --out DIR");
-  /* A file of the user's stays. A killed run is reported as one. */
+  /* It does not wait for the writer of a FIFO. A file of the user's stays. A killed run is reported as one. */
   test_sh(t, "echo mine > report.html; mkdir killed; cp all/scaling/*_1/metrics.jsonl killed");
   CHECK_HAS(t, test_bench(t, 1, "report $D/all --out $D"), "/report.html was not written by bench");
-  test_sh(t, "grep -x mine report.html > out");
+  test_sh(t, "grep -x mine report.html > out; mkdir fifo; mkfifo fifo/report.html");
+  CHECK(t, test_shell(test_text("D='%s'; timeout 5 %s report $D/all --out $D/fifo 2>&1",
+                                t->directory, test_bench_program()), output, sizeof output) == 1);
+  CHECK_HAS(t, output, "fifo/report.html: it is a FIFO; name a file");
   CHECK_HAS(t, test_bench(t, 1, "report $D/killed"), "which a run writes when it ends");
+  CHECK_HAS(t, test_bench(t, 0, "report $D/all $D/killed"), "/killed is left out, since this run "
+            "has not ended", "1 experiment, 2 runs\n");
   test_sh(t, "mv killed all");
   CHECK_HAS(t, test_bench(t, 0, "report $D/all"), "/all/killed is left out, since this run has not "
             "ended: it has no training_metrics.json\n", "1 experiment, 2 runs\n");
