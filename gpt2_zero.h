@@ -1152,7 +1152,9 @@ typedef struct g2z_sampling {
 #define G2Z_NARROW_ROW(n) (((size_t)(n) + 15) / 16 * 16)
 
 typedef struct g2z_ops {
-  /* Memory and order. allocate() returns zeroed memory. An upload from memory of allocate_host runs
+  /* Tensors of products (linear_*, attention_*, head_*, orthogonalize) start at multiples of 16 bytes.
+   *
+   * Memory and order. allocate() returns zeroed memory, aligned to 16 bytes. An upload from memory of allocate_host runs
    * while the host continues. mark(event) puts a mark into the queue; wait(event) blocks the host
    * until the device has passed that mark; events are 0..7. */
   g2z_status (*allocate)(g2z_device *device, size_t bytes, void **out);
@@ -10177,18 +10179,20 @@ typedef struct g2z__continued {
   int32_t *going;              /* [count]: 0: the sequence has ended */
   struct {                     /* copies on the device; positions <= window - 1 */
     int32_t *next, *positions, *drawn;
-    float *logits;             /* [count,V] */
+    float *logits;             /* [count,V], or [1,V] of the sequence in g2z__prefill */
   } on;
   g2z_graph *graph;            /* the recorded g2z__step */
 } g2z__continued;
 
-G2Z__PRIVATE g2z_status g2z__draw_rows(g2z__continued *g, int first, int n) {
+/* Computes the logits of rows [row, row + n) of the last pass, and draws the next token of sequences
+ * [first, first + n). */
+G2Z__PRIVATE g2z_status g2z__draw_next(g2z__continued *g, int first, size_t row, int n) {
   g2z_device *dev = g->model->device;
-  const int V = g->model->config.vocab;
   g2z_sampling sampling = *g->sampling;
   sampling.seed += (uint64_t)first;
+  G2Z_TRY(g2z__model_head(g->model, g->on.logits, row, n));
   return dev->ops->draw(dev, g->on.next + first, g->on.drawn + first, g->on.positions + first,
-                        g->on.logits + (size_t)first * (size_t)V, &sampling, n, V, g->window);
+                        g->on.logits, &sampling, n, g->model->config.vocab, g->window);
 }
 
 /* Runs a sequence's last tokens in one pass, fills its part of the cache, and draws the next token.
@@ -10196,7 +10200,6 @@ G2Z__PRIVATE g2z_status g2z__draw_rows(g2z__continued *g, int first, int n) {
 G2Z__PRIVATE g2z_status g2z__prefill(g2z__continued *g, int i) {
   g2z_model *m = g->model;
   g2z_device *dev = m->device;
-  float *logits = g->on.logits + (size_t)i * (size_t)m->config.vocab;
   if (g->positions[i] == g->window) g->positions[i] = g->window / 2;
   const size_t kept = (size_t)g->positions[i] + 1; /* the draw increments the position */
   const int32_t *from = g->ids + (size_t)i * g->capacity + (g->lengths[i] - kept);
@@ -10208,8 +10211,7 @@ G2Z__PRIVATE g2z_status g2z__prefill(g2z__continued *g, int i) {
   pass.window = g->window;
   pass.sequence = m->trainer ? 0 : i;
   G2Z_TRY(g2z__model_forward(m, &pass));
-  G2Z_TRY(g2z__model_head(m, logits, kept - 1, 1));
-  G2Z_TRY(g2z__draw_rows(g, i, 1));
+  G2Z_TRY(g2z__draw_next(g, i, kept - 1, 1));
   G2Z_TRY(dev->ops->synchronize(dev)); /* the uploads have been read */
   g->positions[i]++;
   return G2Z_OK;
@@ -10222,8 +10224,7 @@ G2Z__PRIVATE g2z_status g2z__step(g2z__continued *g) {
   pass.positions = g->on.positions;
   pass.window = g->window;
   G2Z_TRY(g2z__model_forward(g->model, &pass));
-  G2Z_TRY(g2z__model_head(g->model, g->on.logits, 0, g->count));
-  return g2z__draw_rows(g, 0, g->count);
+  return g2z__draw_next(g, 0, 0, g->count);
 }
 
 G2Z__PRIVATE g2z_status g2z__continue(g2z__continued *g, g2z_each_token each, void *user) {
@@ -10307,10 +10308,10 @@ G2Z_API g2z_status g2z_model_generate(g2z_model *m, int count, int32_t *ids, siz
   if (status == G2Z_OK)
     status = dev->ops->allocate(dev, (3 + V) * (size_t)count * sizeof(int32_t), &device);
   if (status == G2Z_OK) {
-    g.on.next = (int32_t *)device;
+    g.on.logits = (float *)device; /* first: products need an aligned address */
+    g.on.next = (int32_t *)(g.on.logits + (size_t)count * V);
     g.on.positions = g.on.next + count;
     g.on.drawn = g.on.positions + count;
-    g.on.logits = (float *)(g.on.drawn + count);
     status = g2z__continue(&g, each, user);
     if (g.graph) dev->ops->graph_free(dev, g.graph);
     dev->ops->release(dev, device);

@@ -1928,6 +1928,7 @@ static g2z_status g2z_cuda_cast(g2z_device *device, void *to, const float *from,
  * cuBLASLt is column-major: our row-major y[N,O] is its y'[O,N]. So row-major products exchange
  * their operands: y' = w' x'. The fastest of its algorithms and room k42's kernel is taken. */
 
+#define G2Z__PRODUCT_ALIGNMENT 16 /* bytes; of every operand. cuBLASLt chooses by this promise */
 #define G2Z__CANDIDATES 24       /* algorithms that are timed per shape, at most */
 #define G2Z__TIMED_FLOP 1.6e11   /* limit of a timed round of small products */
 #define G2Z__LARGE_FLOP 3e10     /* products of this size or more are timed longer */
@@ -2160,7 +2161,7 @@ static g2z_status g2z__lt_tune(g2z_device *device, g2z__lt_product *product,
   /* No split sums in a batch: each product would need workspace, and the count may change. */
   const uint32_t schemes = key->batched ? CUBLASLT_REDUCTION_SCHEME_NONE
                                         : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-  const uint32_t alignment = 16; /* all tensors have it; cuBLASLt's default is 256 */
+  const uint32_t alignment = G2Z__PRODUCT_ALIGNMENT; /* cuBLASLt's default is 256 */
   const struct {
     cublasLtMatmulPreferenceAttributes_t attribute;
     const void *value;
@@ -2244,6 +2245,9 @@ static g2z_status g2z__lt_add(g2z_device *device, const g2z__lt_key *key, g2z__l
 /* D = op(A) op(B) (+ C), with the epilogue. Row-major callers exchange their operands. */
 static g2z_status g2z__lt_multiply(g2z_device *device, const g2z__lt_key *key,
                                    const g2z__lt_operands *on) {
+  const uintptr_t addresses = (uintptr_t)on->a | (uintptr_t)on->b | (uintptr_t)on->c |
+                              (uintptr_t)on->d;
+  G2Z_ASSERT(addresses % G2Z__PRODUCT_ALIGNMENT == 0);
   g2z__lt_product *product = g2z__lt_find(device, key);
   int known = product != NULL;
   if (!known) G2Z_TRY(g2z__lt_add(device, key, &product));

@@ -277,6 +277,7 @@ static const g2z_test_entry test_table[] = {
     {"cuda_next", "the next token's ops on a GPU", test_cuda_next},
     {"cuda_draw", "drawing tokens on a GPU", test_cuda_draw},
     {"cuda_model", "a model in use on a GPU", test_cuda_model},
+    {"cuda_shapes", "scores and generation on a GPU over vocabularies", test_cuda_shapes},
     {"masked", "targets that are left out of loss and gradient", test_masked},
     {"golden_masked", "fine-tuning equals PyTorch's on 1 and 3 ranks", test_golden_masked},
     {"eval_questions", "questions with endings, as counted by hand", test_eval_questions},

@@ -445,3 +445,93 @@ static void test_cuda_model(g2z_test *t) {
   }
   CHECK(t, memcmp(ids[0], ids[1], sizeof ids[0]) == 0);
 }
+
+/* Scores, logits and generation over shapes. The vocabularies lie around multiples of 4 and of 128:
+ * rows of logits then start at addresses of all alignments, and cuBLASLt chooses other algorithms. */
+static const struct inuse_shape {
+  int vocab, heads, channels;
+} inuse_shapes[] = {{256, 2, 32},   {257, 2, 32},   {4095, 2, 64},  {4096, 25, 200},
+                    {4097, 2, 64},  {50257, 2, 32}, {50304, 2, 32}};
+enum { SHAPES_CONTEXT = 96, SHAPES_MOST = 5 }; /* the most sequences at a time */
+
+/* The length of the prompt of sequence i, of `count`. */
+static size_t inuse_prompt(int count, int i) {
+  static const size_t ends[SHAPES_MOST] = {SHAPES_CONTEXT, 1, SHAPES_CONTEXT - 1, 2, 48};
+  return ends[(i + count) % SHAPES_MOST];
+}
+
+/* Each generated token has, in the CPU's logits after the same text, nearly the largest logit. */
+static void inuse_generated(g2z_test *t, g2z_model *gpu, g2z_model *cpu, const int32_t *text,
+                            const size_t *prompts, int count, double bound) {
+  enum { ROOM = SHAPES_CONTEXT + 1 };
+  const size_t V = (size_t)cpu->config.vocab;
+  int32_t ids[SHAPES_MOST * ROOM];
+  size_t lengths[SHAPES_MOST];
+  g2z_sampling likeliest = g2z_sampling_default();
+  likeliest.temperature = 0;
+  for (int i = 0; i < count; i++) {
+    memcpy(ids + i * ROOM, text + i * SHAPES_CONTEXT, SHAPES_CONTEXT * sizeof *ids);
+    lengths[i] = prompts[i];
+  }
+  CHECK_OK(t, g2z_model_generate(gpu, count, ids, ROOM, lengths, &likeliest, -1, NULL, NULL));
+  float *logits = (float *)test_memory(t, SHAPES_CONTEXT * V * sizeof *logits);
+  for (int i = 0; i < count; i++) {
+    CHECK(t, lengths[i] == ROOM);
+    CHECK_OK(t, g2z_model_logits(cpu, ids + i * ROOM, 1, SHAPES_CONTEXT, logits));
+    for (size_t at = prompts[i]; at < lengths[i]; at++) {
+      const float *row = logits + (at - 1) * V;
+      float largest = row[0];
+      for (size_t v = 1; v < V; v++) largest = row[v] > largest ? row[v] : largest;
+      CHECK(t, row[ids[i * ROOM + (int)at]] >= largest - 2 * (float)bound);
+    }
+  }
+}
+
+/* One shape in one type, against fp32 on the CPU. Logits may differ by `bound`. */
+static void inuse_shape_on(g2z_test *t, g2z_model *gpu, g2z_model *cpu, double bound) {
+  enum { T = SHAPES_CONTEXT, B = SHAPES_MOST };
+  const size_t V = (size_t)cpu->config.vocab;
+  int32_t text[B * T], targets[B * T];
+  float losses[2][B * T];
+  double mean[2];
+  test_tokens(text, B * T, (int)V, 11);
+  test_tokens(targets, B * T, (int)V, 12);
+  float *got = (float *)test_memory(t, B * T * V * sizeof *got);
+  float *want = (float *)test_memory(t, B * T * V * sizeof *want);
+  for (int count = 1; count <= B; count += 2)
+    for (int length = T; length > 0; length = length == 1 ? 0 : length / 2 - length % 2) {
+      CHECK_OK(t, g2z_model_logits(gpu, text, count, length, got));
+      CHECK_OK(t, g2z_model_logits(cpu, text, count, length, want));
+      for (size_t i = 0; i < (size_t)(count * length) * V; i++) CHECK_NEAR(t, got[i], want[i], bound);
+      CHECK_OK(t, g2z_model_score(gpu, text, targets, count, length, losses[0], &mean[0]));
+      CHECK_OK(t, g2z_model_score(cpu, text, targets, count, length, losses[1], &mean[1]));
+      for (int i = 0; i < count * length; i++)
+        CHECK_NEAR(t, losses[0][i], losses[1][i], 2 * bound);
+    }
+  for (int count = 1; count <= B; count++) {
+    size_t prompts[B];
+    for (int i = 0; i < count; i++) prompts[i] = inuse_prompt(count, i);
+    inuse_generated(t, gpu, cpu, text, prompts, count, bound);
+  }
+  for (size_t prompt = 1; V == 4096 && prompt <= T; prompt++)
+    inuse_generated(t, gpu, cpu, text, &prompt, 1, bound);
+}
+
+static void test_cuda_shapes(g2z_test *t) {
+  for (size_t s = 0; s < sizeof inuse_shapes / sizeof *inuse_shapes; s++) {
+    const struct inuse_shape *shape = &inuse_shapes[s];
+    const int before = t->owned_count;
+    const g2z_train_config config = test_config_of(1, shape->heads, shape->channels,
+                                                   SHAPES_CONTEXT, shape->vocab);
+    g2z_model *cpu = inuse_of(t, test_trainer_of(t, &config), G2Z_FP32), *gpu;
+    for (size_t i = 0; i < sizeof golden_gpu / sizeof *golden_gpu; i++) {
+      const g2z_dtype dtype = golden_gpu[i].dtype;
+      const int inside = t->owned_count;
+      if (!test_wants(dtype)) continue;
+      REQUIRE_OK(t, inuse_open_on(t, G2Z_DEVICE_CUDA, test_path(t, "weights"), dtype, &gpu));
+      inuse_shape_on(t, gpu, cpu, golden_gpu[i].logits);
+      test_end(t, inside);
+    }
+    test_end(t, before);
+  }
+}
