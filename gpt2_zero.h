@@ -1420,6 +1420,9 @@ G2Z_API g2z_status g2z_device_span_times(g2z_device *device, g2z_span_times out[
 typedef struct g2z_place {  /* a process's place in the job */
   int rank, world;
   int local_rank, local_world;    /* among the ranks on this host; local_world 0: not known yet */
+  int unstarted;                  /* Slurm's tasks, if it has several and this process is none of
+                                   * them; else 0. g2z_trainer_create refuses to train alone in
+                                   * their place; a program that wants this sets it to 0 */
   char launcher[16];              /* "alone", "ranks", "torchrun", "openmpi", "pmi" or "slurm" */
   char host[256];                 /* where rank 0 listens: a name or an address */
   int port;                       /* the first port that is tried there */
@@ -6789,7 +6792,7 @@ G2Z__PRIVATE int g2z__place_is_here(const char *address) {
 G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
   const g2z__launcher *launcher = g2z__launchers;
   const g2z__launcher *end = launcher + G2Z_COUNT(g2z__launchers);
-  int tasks, nodes, parent, slurm = 0;
+  int nodes, parent, slurm = 0;
   const char *rank = NULL, *size = NULL;
   memset(out, 0, sizeof *out);
   for (; launcher < end; launcher++) {
@@ -6799,12 +6802,10 @@ G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
     /* Slurm sets SLURM_PROCID in the batch script, too, which is no job step. */
     if (size || (rank && !slurm)) break;
   }
-  if (launcher == end) { /* no launcher: alone, unless Slurm has several tasks */
-    G2Z_TRY(g2z__env_number(services, "SLURM_NTASKS", 1, INT_MAX / 2, 1, &tasks));
-    if (tasks > 1)
-      G2Z_REFUSE(services, "SLURM_NTASKS=%d, but this process is not a task of a step: start %d "
-                 "ranks with srun or mpirun, or ask Slurm for one task", tasks, tasks);
+  if (launcher == end) { /* no launcher: alone */
     *out = g2z_ranks_config_default().place;
+    G2Z_TRY(g2z__env_number(services, "SLURM_NTASKS", 1, INT_MAX / 2, 1, &out->unstarted));
+    if (out->unstarted == 1) out->unstarted = 0;
     return G2Z_OK;
   }
 
@@ -9547,6 +9548,10 @@ G2Z_API g2z_status g2z_trainer_create(g2z_context *context, const g2z_train_conf
                                       g2z_trainer **out) {
   g2z_trainer *t;
   *out = NULL;
+  const int unstarted = g2z_ranks_place(context->ranks)->unstarted;
+  if (unstarted)
+    G2Z_REFUSE(context->services, "SLURM_NTASKS=%d, but this process is not a task of a step: "
+               "start %d ranks with srun or mpirun, or one with srun -n 1", unstarted, unstarted);
   G2Z_TRY(G2Z_NEW(context->services, 1, &t));
   t->context = context;
   t->services = context->services;

@@ -283,8 +283,8 @@ static g2z_status use(program *p) {
   g2z_context *context = NULL;
   g2z_model *model = NULL;
   if (world > 1)
-    G2Z_REFUSE(p->context.services, "there are %d processes, but one generates and scores: remove "
-               "--ranks, --gpus or the launcher", world);
+    G2Z_REFUSE(p->context.services, "there are %d processes, but one generates and scores: start "
+               "one, without --ranks, --gpus and launcher, or with srun -n 1", world);
   g2z_status status = g2z_context_create(&p->context, &context);
   if (status == G2Z_OK) status = g2z_model_open(context, train->init_from, train->dtype, &model);
   if (status == G2Z_OK) status = use_model(p, context, model);

@@ -826,6 +826,7 @@ G2Z_API g2z_status g2z_bench_read(g2z_services *services, int argc, char **argv,
 
   g2z_model_config *model = &o->train.model;
   G2Z_TRY(g2z_place_find(services, &context->ranks.place));
+  context->ranks.place.unstarted = 0; /* one process can be timed */
   if (o->device >= 0) context->device = (g2z_device_kind)o->device;
   else if (context->device == G2Z_DEVICE_CPU && g2z_device_find_gpu(services) == G2Z_DEVICE)
     g2z_log(services, G2Z_LOG_WARNING, "running on the CPU: %s", services->error);

@@ -3014,6 +3014,7 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
   G2Z_TRY(g2zr_check_uses(services, o));
   if (strcmp(ranks->place.launcher, "alone") == 0 && (o->ranks || o->gpus)) /* not started yet */
     ranks->place.world = ranks->place.local_world = o->gpus ? o->gpus : o->ranks;
+  if (o->gpus || o->ranks || !train->train_glob) ranks->place.unstarted = 0; /* none are missing */
   if (o->run_id) snprintf(ranks->place.job, sizeof ranks->place.job, "%s", o->run_id);
   ranks->join_s = o->join_timeout;
   ranks->silence_s = o->silence_timeout;

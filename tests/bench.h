@@ -283,6 +283,10 @@ static void test_bench_ops(g2z_test *t) {
   }
   CHECK_HAS(t, said, "\nlimits measured here: a 1024 x 1024 x 1024 product ", "\nsum ");
   CHECK(t, !strstr(said, "nan") && !strstr(said, "inf"));
+  setenv("SLURM_NTASKS", "4", 1); /* as in the shell of salloc: one process needs no srun */
+  test_bench(t, 0, "--device cpu --layers 1 --channels 16 --heads 2 --context 16 --vocab-size 64 "
+             "--batch 1 --steps 1 --ops off");
+  unsetenv("SLURM_NTASKS");
 }
 
 /* The summary that an experiment left. */

@@ -68,12 +68,21 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"$N", 1, "n_train_000000.bin~ 257~ 50257 tokens: give --vocab-size 257\n"},
     {"$N --context 5000", 1, "at least 5001 tokens~ 5001: use more data, or lower batch"},
     {"RANK=0 WORLD_SIZE=2 $N", 1, "without MASTER_PORT: set "},
+    {"SLURM_NTASKS=4 SLURM_JOB_ID=1 $N --vocab-size 257", 1,
+     "SLURM_NTASKS=4~not a task of a step: start 4 ranks with srun or mpirun, or one with srun -n 1"},
     {"$N --vocab-size 257 --run-dir run", 0, "report.html"},
     {"$N --vocab-size 257 --run-dir run", 1,
      "To train its weights further: the same command with --run-dir run-2 --init-from run/weights\n"},
     {"for n in 1 2; do echo text > e$n.txt; done; $X --init-from run/weights --eval "
      "e?.txt n.txt | cut -d ' ' -f 1 | tr '\n' ' '", 0, "e1.txt e2.txt n.txt "},
     {"$X --init-from run/weights --eval \"?.none\"", 1, "?.none~No such file"},
+    /* in the shell of `salloc -n 4`: what needs one process starts without srun */
+    {"export SLURM_NTASKS=4 SLURM_JOB_ID=1; W=\"$X --init-from run/weights --run-dir none\"; "
+     "$W --prompt a --sample-tokens 3 && $W --eval n.txt && $W --val n_val_000000.bin --batch 1 && "
+     "$W --dry-run && for n in 1 2; do $N --vocab-size 257 --ranks $n || exit; done", 0,
+     "perplexity~val loss~largest B~ranks 1 =~ranks 2 ="},
+    {"for n in --prompt --eval; do $X --init-from run/weights $n n.txt --ranks 2 2>&1; done | "
+     "grep -c 'there are 2 processes, but one gen.*: start one, .* or with srun -n 1$'", 0, "2\n"},
     {"(ulimit -s 100; $X --help)", 1, "train: the stack~100 KiB, but 128~: type ulimit -s 8192"},
     {"(ulimit -s 100; $P n.txt)", 1, "prepare_data: the stack is limited to 100 KiB"},
     {"(ulimit -Ss 100; $P --out small n.txt)", 0, ""}, /* a limit that can rise is raised */

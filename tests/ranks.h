@@ -269,6 +269,7 @@ static void test_places(g2z_test *t) {
   } cases[] = {
       {"", 0, 1, 0, 1, "alone", "127.0.0.1", 0, ""},
       {"SLURM_NTASKS=1 SLURM_PROCID=0 SLURM_JOB_ID=7", 0, 1, 0, 1, "alone", "127.0.0.1", 0, ""},
+      {"SLURM_NTASKS=8 SLURM_PROCID=0", 0, 1, 0, 1, "alone", "127.0.0.1", 0, ""},
       {"RANK= WORLD_SIZE=", 0, 1, 0, 1, "alone", "127.0.0.1", 0, ""},
       {"RANK=0 WORLD_SIZE=1", 0, 1, 0, 1, "torchrun", "127.0.0.1", 29850, "torchrun - - - 1"},
       {"RANK=2 WORLD_SIZE=4 MASTER_PORT=29500", 2, 4, 2, 4, "torchrun", "127.0.0.1", 29500,
@@ -312,6 +313,8 @@ static void test_places(g2z_test *t) {
             "%s: rank %d/%d, local %d/%d, %s, %s:%d, \"%s\"", cases[i].variables, place.rank,
             place.world, place.local_rank, place.local_world, place.launcher, place.host,
             place.port, place.job);
+    CHECK(t, place.unstarted == (strncmp(cases[i].variables, "SLURM_NTASKS=8 SLURM_PROCID=0", 29)
+                                 ? 0 : 8));
   }
 }
 
@@ -338,8 +341,7 @@ static void test_places_refused(g2z_test *t) {
        "OMPI_COMM_WORLD_LOCAL_SIZE=2", "mpirun -x MASTER_ADDR=HOST"},
       {"PMI_RANK=0 PMI_SIZE=4", "set LOCAL_RANK, together with RANK and WORLD_SIZE"},
       {"PMI_RANK=0 PMI_SIZE=4 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=2", "set MASTER_ADDR"},
-      {"SLURM_NTASKS=8 SLURM_PROCID=0",
-       "SLURM_NTASKS=8, but this process is not a task of a step: start 8 ranks with srun"},
+      {"SLURM_NTASKS=0 SLURM_PROCID=0", "SLURM_NTASKS=0: must be a whole number from 1 to "},
       {"SLURM_STEP_NUM_TASKS=2", "SLURM_STEP_NUM_TASKS=2 is set, but SLURM_PROCID is not"},
       {"SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=1 SLURM_STEP_NODELIST=n[1-2]",
        "set MASTER_ADDR to its host"},
