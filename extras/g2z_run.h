@@ -261,6 +261,8 @@ extern "C" {
   X(pause_s)       /* validation, samples and saving */                                           \
   X(train_s)       /* steps, */                                                                   \
   X(train_tokens)  /* number of tokens in these steps */                                          \
+  X(steps)         /* number of steps, */                                                         \
+  X(applied)       /* and of those that changed the weights */                                    \
   X(best_val_loss) /* NaN: none */                                                                \
   X(smooth_s)      /* step time, exponentially weighted, */                                       \
   X(smooth_weight) /* and the sum of the weights */                                               \
@@ -366,7 +368,8 @@ struct g2z_run {
   int broken;                        /* 1: a step failed */
   int64_t unsound;                   /* step of the first checkpoint since the loss rose or steps
                                       * were skipped; 0: neither has happened */
-  int64_t applied;                   /* number of steps that this start applied */
+  int64_t applied;                   /* number of applied steps that the weights have seen, also in
+                                      * a run that this one started from */
   char weights[PATH_MAX];            /* rank 0: save_weights as a full path; */
   char weights_before[PATH_MAX];     /* the same in the checkpoint; "": none */
   int64_t stop_signal;               /* the signal that asked to stop; 0: none */
@@ -1822,6 +1825,44 @@ static g2z_status g2zr_write_launch(g2z_run *run) {
                         g2zr_put_launch, run);
 }
 
+/* The last step whose loss is known: trained now, or before the checkpoint was saved. */
+static void g2zr_know(g2z_run *run, const g2z_report *report) {
+  g2z_metrics *m = &run->known;
+  m->step = report->loss_step;
+  m->loss = (double)report->loss;
+  m->lr = (double)report->lr;
+  m->grad_norm = (double)report->grad_norm;
+  m->loss_scale = (double)report->loss_scale;
+  m->skipped = report->skipped;
+  run->applied = report->applied;
+}
+
+/* The verdict on the model, from the whole run: another start without a step changes nothing. */
+static g2z_status g2zr_judge(g2z_run *run) {
+  const g2z_metrics *m = &run->known;
+  const g2z_optimizer_config *optimizer = &run->config.train.optimizer;
+  const int masked = m->grad_norm == 0 && isnan(m->loss);
+  const char *remedy = "Lower --lr or --loss-scale, or resume an earlier checkpoint";
+  if (run->sum.applied == 0 && run->sum.steps > 0 && masked)
+    return g2z_fail(run->services, G2Z_BAD_ARGUMENT, "no step of %.0f was applied, since masks "
+                    "exclude all tokens of the last one: the model has not changed. Train for more "
+                    "--steps, or raise --batch", run->sum.steps);
+  if (run->applied == 0) { /* until a step is applied, the learning rate has no effect */
+    if (!(m->loss_scale > 1)) remedy = "Start from other weights, or give --dtype fp32";
+    else if (optimizer->loss_scale_dynamic) remedy = "Give more --steps: each lowers the scale";
+    else remedy = "Lower --loss-scale, or remove it";
+  }
+  if (run->sum.applied == 0 && run->sum.steps > 0)
+    return g2z_fail(run->services, G2Z_DIVERGED, "no step of %.0f was applied, since no gradients "
+                    "were finite at loss scale %g: the model has not changed. %s", run->sum.steps,
+                    m->loss_scale, remedy);
+  if (m->step > 0 && isnan(m->loss) && !masked)
+    return g2z_fail(run->services, G2Z_DIVERGED, "the run diverged: the loss of step %" PRId64 ", "
+                    "the last, is nan. Start again with a lower --lr (%g)%s", m->step,
+                    (double)optimizer->lr, run->saved < 0 ? "" : ", or from an earlier checkpoint");
+  return G2Z_OK;
+}
+
 /* ----- opening: the work that is due ----- */
 
 /* The work that this run's settings ask for. A run that has a checkpoint saves at its end, too. */
@@ -1902,8 +1943,10 @@ static g2z_status g2zr_open(g2z_run *run) {
   g2z_loader *loader = run->trainer->loader;
   if (loader) run->epoch_step = loader->position.step;
   if (run->resume) {
+    g2z_report last;
     run->epoch[run->epoch_count - 1].index = (double)(loader->position.epoch - run->epoch_ends);
-    run->known.step = run->resumed;
+    G2Z_TRY(g2z_trainer_flush(run->trainer, &last));
+    g2zr_know(run, &last);
     run->known.tokens = run->from.tokens;
   }
   G2Z_TRY(g2zr_agree(run, g2zr_open_files(run)));
@@ -2045,13 +2088,8 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_eve
   const g2z_plan *plan = run->trainer->plan;
   const double step_s = run->step_s_of[report->loss_step % 2];
   const double tokens = (double)(run->trainer->loader->global * plan->seq);
-  m->step = report->loss_step;
+  g2zr_know(run, report);
   m->tokens += (int64_t)tokens;
-  m->loss = (double)report->loss;
-  m->lr = (double)report->lr;
-  m->grad_norm = (double)report->grad_norm;
-  m->loss_scale = (double)report->loss_scale;
-  m->skipped = report->skipped;
   m->step_ms = step_s * 1e3;
   m->tok_s = tokens / step_s;
   m->mfu = g2z_flops_per_token(plan) * m->tok_s /
@@ -2069,7 +2107,7 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_eve
   if (!m->skipped) {
     epoch->loss_sum += m->loss * (double)report->counted;
     epoch->loss_targets += (double)report->counted;
-    run->applied++;
+    sum->applied++;
   }
   const int counts = report->counted > 0; /* 0: masks exclude all tokens of the step */
   if (counts) {
@@ -2077,23 +2115,13 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_eve
     run->recent[0] = m->loss;
     sum->losses = fmin(sum->losses + 1, G2ZR_RECENT);
   }
+  sum->steps++;
   sum->train_s += step_s;
   sum->train_tokens += tokens;
   sum->smooth_s = 0.95 * sum->smooth_s + 0.05 * step_s;
   sum->smooth_weight = 0.95 * sum->smooth_weight + 0.05;
-  const char *remedy = /* before the first applied step the learning rate has no effect */
-      report->applied ? "Lower --lr or --loss-scale, or resume an earlier checkpoint"
-      : !(m->loss_scale > 1) ? "Start from other weights, or give --dtype fp32"
-      : run->config.train.optimizer.loss_scale_dynamic ? "Give more --steps: each lowers the scale"
-                                                       : "Lower --loss-scale, or remove it";
-  if (m->step == run->steps && !run->applied) /* ends the run after this step is reported */
-    g2zr_note_failure(run, &run->ending, !counts
-        ? g2z_fail(run->services, G2Z_BAD_ARGUMENT, "no step of %" PRId64 " was applied, since "
-                   "masks exclude all tokens of the last one: the model has not changed. Train for "
-                   "more --steps, or raise --batch", run->steps - run->resumed)
-        : g2z_fail(run->services, G2Z_DIVERGED, "no step of %" PRId64 " was applied, since no "
-                   "gradients were finite at loss scale %g: the model has not changed. %s",
-                   run->steps - run->resumed, m->loss_scale, remedy));
+  if (m->step == run->steps && sum->applied == 0) /* ends the run after this step is reported */
+    g2zr_note_failure(run, &run->ending, g2zr_judge(run));
 #define X(type, name, meaning) {"train/" #name, (double)m->name},
   const g2z_scalar metrics[] = {G2Z_METRIC_LIST(X)}; /* the first two are step and tokens */
 #undef X
@@ -2426,13 +2454,9 @@ static g2z_status g2zr_finish(g2z_run *run) {
   int64_t length;
   const char *flag = g2zr_length(run, &length);
   /* Checkpoint and weights are already saved, and metrics.jsonl shows at which step this began. */
-  if (run->known.step > run->resumed && run->applied && isnan(run->known.loss) &&
-      run->known.grad_norm != 0)
-    return g2z_fail(run->services, G2Z_DIVERGED, "the run diverged: the loss of step %" PRId64 ", "
-                    "the last, is nan. Start again with a lower --lr (%g)%s", run->known.step,
-                    (double)run->config.train.optimizer.lr, earlier);
+  G2Z_TRY(g2zr_judge(run));
   if (reports) {
-    if (run->known.step > run->resumed && !isnan(run->known.loss))
+    if (run->known.step > 0 && !isnan(run->known.loss))
       snprintf(loss, sizeof loss, "loss %.4f, ", run->known.loss);
     if (!isnan(run->sum.best_val_loss))
       snprintf(best, sizeof best, "best validation loss %.4f, ", run->sum.best_val_loss);
@@ -2444,7 +2468,10 @@ static g2z_status g2zr_finish(g2z_run *run) {
               "is worse than guessing, which has %.4g. Start again with a lower --lr (%g)%s",
               g2zr_recent_loss(run), log(run->config.train.model.vocab),
               (double)run->config.train.optimizer.lr, earlier);
-    if (run->impatient)
+    if (run->impatient && isnan(run->sum.best_step))
+      G2ZR_SAY(run, "ended early by --patience %" PRId64 ": each validation loss was nan",
+               run->config.patience);
+    else if (run->impatient)
       G2ZR_SAY(run, "ended early by --patience %" PRId64 ": no validation loss below %.4f since "
                "step %.0f", run->config.patience, run->sum.best_val_loss, run->sum.best_step);
     if (!isnan(run->sum.target_step))

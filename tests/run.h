@@ -329,10 +329,14 @@ static void test_run_diverges(g2z_test *t) {
   s = test_run_prepare(t, "late");
   s.config.train.optimizer.steps = s.config.save_every = 6;
   s.config.epochs = s.config.sample_tokens = 0;
-  test_run_spoil_at = 3;
-  CHECK_STATUS(t, test_run_all(t, &s.config, &seen), G2Z_DIVERGED, &t->services,
-               "the loss of step 6, the last, is nan");
-  CHECK(t, test_there(t, "late/step-000006") && !test_there(t, "late/RUN_COMPLETE.txt"));
+  for (int again = 0; again < 3; again++) { /* nor is it after starts that have no step left */
+    if (again == 0) test_run_spoil_at = 3;
+    else s.config.resume = "latest";
+    CHECK_STATUS(t, test_run_all(t, &s.config, &seen), G2Z_DIVERGED, &t->services,
+                 "the loss of step 6, the last, is nan. Start again with a lower --lr (0.01), or");
+    CHECK(t, seen.steps == (again ? 0 : 6));
+    CHECK(t, test_there(t, "late/step-000006") && !test_there(t, "late/RUN_COMPLETE.txt"));
+  }
   /* The mean of the last 20 losses decides: first the losses of 39 skipped steps, then good ones
    * after a bad start. A resume without a step left has the same result. */
   static const struct { float lr; int steps, skipped; const char *reason; } ends[] = {
@@ -359,12 +363,29 @@ static void test_run_diverges(g2z_test *t) {
     s.config.train.dtype = G2Z_FP16;
     s.config.train.optimizer.loss_scale = 16777216;
     s.config.train.optimizer.loss_scale_dynamic = dynamic;
-    s.config.max_train_steps = 3;
-    CHECK_STATUS(t, test_run_all(t, &s.config, &seen), G2Z_DIVERGED, &t->services,
-                 dynamic ? "has not changed. Give more --steps: each lowers the scale"
-                         : "loss scale 1.67772e+07: the model has not changed. Lower --loss-scale, or");
+    s.config.save_every = 2;
+    for (int last = 3; last >= 2; last--) { /* a second start has no step left */
+      s.config.max_train_steps = last;
+      s.config.resume = last == 2 ? "latest" : NULL;
+      CHECK_STATUS(t, test_run_all(t, &s.config, &seen), G2Z_DIVERGED, &t->services,
+                   dynamic ? "has not changed. Give more --steps: each lowers the scale"
+                           : "loss scale 1.67772e+07: the model has not changed. Lower --loss-"
+                             "scale, or");
+      CHECK_HAS(t, t->services.error, test_text("no step of %d was applied", last));
+    }
     test_sh(t, "rm -r never");
   }
+  /* One skipped step after a resume, as a dynamic loss scale skips them, does not mean so. */
+  s = test_run_prepare(t, "rest");
+  s.config.save_every = 4;
+  for (int last = 4; last <= 5; last++) {
+    s.config.max_train_steps = last;
+    CHECK(t, test_run_well(t, &s).steps == (last == 4 ? 4 : 1));
+    s.config.resume = "latest";
+    s.config.train.dtype = G2Z_FP16;
+    s.config.train.optimizer.loss_scale = 16777216;
+  }
+  CHECK_HAS(t, test_read(t, "rest/train.log"), "| scale 16777216, skipped");
 }
 
 /* Checkpoints from before the loss rose, or before steps were skipped, are kept. A run without an
@@ -389,8 +410,10 @@ static void test_run_keeps_good(g2z_test *t) {
     if (cases[i].latest) s.config.resume = "latest";
     test_run_spoil_at = cases[i].spoils;
     CHECK_STATUS(t, test_run_all(t, &s.config, &seen), good ? G2Z_OK : G2Z_DIVERGED, &t->services,
-                 good ? NULL : test_text("no step of %d was applied", i == 2 ? 4 : 8));
-    if (!good) CHECK_HAS(t, t->services.error, i == 2 ? ". Lower --lr or" : "give --dtype fp32");
+                 good ? NULL : i == 2 ? "the loss of step 8, the last, is nan"
+                                      : "no step of 8 was applied");
+    if (!good) CHECK_HAS(t, t->services.error, i == 2 ? "lower --lr (0.01), or from an earlier "
+                         "checkpoint" : "give --dtype fp32");
     CHECK(t, test_there(t, test_text("%s/RUN_COMPLETE.txt", name)) == good);
     if (i < 3) CHECK(t, test_there(t, "run/step-000004"));
     CHECK(t, test_files_count(t, test_text("%s/step-", name)) == (i == 1 || i == 2 ? 4 : 2));
