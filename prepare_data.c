@@ -1086,7 +1086,7 @@ static g2z_status check_input(g2z_services *services, const char *path, uint64_t
     return fail(services, G2Z_IO, "%s is a directory: name its files, %s/*", path,
                 g2z_shell_word(path, word, sizeof word));
   if (!S_ISREG(info.st_mode)) return G2Z_OK;
-  *bytes = g2z_text_named(path).packer ? 0 : (uint64_t)info.st_size;
+  *bytes = g2z_text_named(path).unpack ? 0 : (uint64_t)info.st_size;
   if (info.st_size) return G2Z_OK;
   return fail(services, G2Z_FORMAT,
               "%s is empty: remove it from the command, or create it again", path);
@@ -1136,7 +1136,7 @@ static g2z_status list_sources(g2z_services *services, const options *o, char **
     json += name.json || strcmp(inputs[i], "-") == 0;
     unknown += bytes == 0;
     *total += bytes;
-    if (o->train_bpe && !bytes && !name.packer)
+    if (o->train_bpe && !bytes && !name.unpack)
       return fail(services, G2Z_BAD_ARGUMENT,
                   "--train-bpe reads its text twice, but %s can be read only once: save it to a "
                   "file", strcmp(inputs[i], "-") == 0 ? "standard input" : inputs[i]);

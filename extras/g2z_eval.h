@@ -439,7 +439,7 @@ static g2z_status g2ze_read_questions(g2z_eval_set *s, const char *text, size_t 
 static g2z_status g2ze_read(g2z_eval_set *s, char *text, size_t bytes) {
   const char *dot = strrchr(s->path, '.');
   int32_t head[4] = {0, 0, 0, 0};
-  if (bytes >= sizeof head && !g2z_text_named(s->path).packer) memcpy(head, text, sizeof head);
+  if (bytes >= sizeof head && !g2z_text_named(s->path).unpack) memcpy(head, text, sizeof head);
   if (head[0] == 20240522 && (head[1] != 1 || head[2] < 1))
     return g2z_fail(s->services, G2Z_FORMAT, "%s holds %d question%s in version %d: it must hold "
                     "at least one, in version 1", s->path, head[2], G2Z_PLURAL(head[2]), head[1]);

@@ -151,19 +151,21 @@ G2Z_API void g2z_bpe_trainer_free(g2z_bpe_trainer *trainer); /* NULL is fine */
 /* ----- files of text ------------------------------------------------------ */
 
 typedef struct g2z_text_name {  /* the parts of a file's name */
-  const char *packer;           /* "gzip" of FILE.gz, "zstd" of FILE.zst; NULL: not packed */
-  size_t bytes;                 /* length of the name without the packer's ending */
+  const char *unpack;           /* "gzip -dc" for FILE.gz, "zstd -dc --long=31" for FILE.zst; NULL:
+                                 * not packed */
+  size_t bytes;                 /* length of the name without .gz or .zst */
   int json;                     /* FILE.jsonl, .ndjson, .json: one document per line */
 } g2z_text_name;
 G2Z_API g2z_text_name g2z_text_named(const char *path);
 
 typedef struct g2z_text_file {  /* a file, or the output of its unpacker */
-  const char *label, *packer;
+  const char *label, *unpack;
   int file, child;              /* a descriptor, or -1; a process, or 0 */
+  int errors;                   /* the standard error of the process; valid if there is one */
 } g2z_text_file;
 /* "-" is standard input. Reading a pipe may wait. */
 G2Z_API g2z_status g2z_text_open(g2z_services *services, const char *path, g2z_text_file *out);
-/* Call it after the last of `bytes` bytes: it fails if the packer reports a damaged file. */
+/* Call it after the last of `bytes` bytes. If the unpacker failed, the sentence has its message. */
 G2Z_API g2z_status g2z_text_end(g2z_services *services, g2z_text_file *text, uint64_t bytes);
 G2Z_API void g2z_text_close(g2z_text_file *text); /* at any time */
 /* Reads a file like g2z_read_file; a packed one is unpacked and must be text. */
@@ -1691,61 +1693,76 @@ static int g2zt_ends(const char *name, size_t length, const char *ending) {
   return length > tail && memcmp(name + length - tail, ending, tail) == 0;
 }
 
+/* Names of packed files end so; the command that unpacks one. zstd refuses windows of more than
+ * 128 MiB without --long=31. It takes memory for them only if the file has such windows. */
+static const char *const g2zt_packed[][2] = {{".gz", "gzip -dc"}, {".zst", "zstd -dc --long=31"}};
+
 G2Z_API g2z_text_name g2z_text_named(const char *path) {
-  static const char *const packers[][2] = {{".gz", "gzip"}, {".zst", "zstd"}};
   g2z_text_name name = {NULL, strlen(path), 0};
-  for (int i = 0; i < 2 && !name.packer; i++) {
-    if (!g2zt_ends(path, name.bytes, packers[i][0])) continue;
-    name.packer = packers[i][1];
-    name.bytes -= strlen(packers[i][0]);
+  for (size_t i = 0; i < G2Z_COUNT(g2zt_packed) && !name.unpack; i++) {
+    if (!g2zt_ends(path, name.bytes, g2zt_packed[i][0])) continue;
+    name.unpack = g2zt_packed[i][1];
+    name.bytes -= strlen(g2zt_packed[i][0]);
   }
   name.json = g2zt_ends(path, name.bytes, ".jsonl") || g2zt_ends(path, name.bytes, ".ndjson") ||
               g2zt_ends(path, name.bytes, ".json");
   return name;
 }
 
-/* Starts the packer, which reads out->file, and puts its output there. */
+/* Starts the unpacker, which reads out->file, and puts its output there. */
 static g2z_status g2zt_unpack(g2z_services *services, const char *path, g2z_text_file *out) {
   extern char **environ;
-  char *arguments[] = {(char *)out->packer, (char *)"-dc", NULL};
+  const int given = out->file;
+  char words[64], word[700], *arguments[8], *rest = NULL;
+  int ends[4] = {-1, -1, -1, -1}; /* of a pipe for the text, and of one for the messages */
   posix_spawn_file_actions_t actions;
   posix_spawnattr_t attributes;
   sigset_t defaults;
   struct stat info;
-  char word[700];
-  int ends[2];
   pid_t child = 0;
-  const int given = out->file;
   if (fstat(given, &info) != 0 || !S_ISREG(info.st_mode)) {
     g2z_text_close(out);
     return g2z_fail(services, G2Z_IO, "cannot read %s: it is not a regular file; unpack it into "
-                    "one: %s -dc %s > FILE", path, out->packer,
+                    "one: %s %s > FILE", path, out->unpack,
                     g2z_shell_word(path, word, sizeof word));
   }
-  if (pipe(ends) != 0) {
+  if (pipe(ends) != 0 || pipe(ends + 2) != 0) {
     const int error = errno;
+    if (ends[0] >= 0) close(ends[0]);
+    if (ends[1] >= 0) close(ends[1]);
     g2z_text_close(out);
     return g2z_fail_file(services, error, "read", path);
   }
-  for (int i = 0; i < 2; i++) fcntl(ends[i], F_SETFD, FD_CLOEXEC);
+  for (int i = 0; i < 4; i++) fcntl(ends[i], F_SETFD, FD_CLOEXEC);
+  /* Messages are read when the process has ended: a full pipe must not stop it. */
+  for (int i = 2; i < 4; i++) fcntl(ends[i], F_SETFL, O_NONBLOCK);
   posix_spawn_file_actions_init(&actions);
   posix_spawnattr_init(&attributes);
   posix_spawn_file_actions_adddup2(&actions, given, STDIN_FILENO);
   posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
-  posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
+  posix_spawn_file_actions_adddup2(&actions, ends[3], STDERR_FILENO);
   sigemptyset(&defaults); /* an ignored signal would stay ignored in the child */
   sigaddset(&defaults, SIGPIPE);
   sigaddset(&defaults, SIGXFSZ);
   posix_spawnattr_setsigdefault(&attributes, &defaults);
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF);
-  int error = posix_spawnp(&child, out->packer, &actions, &attributes, arguments, environ);
+  int count = 0;
+  snprintf(words, sizeof words, "%s", out->unpack);
+  for (char *one = strtok_r(words, " ", &rest); one; one = strtok_r(NULL, " ", &rest))
+    arguments[count++] = one;
+  arguments[count] = NULL;
+  const int error = posix_spawnp(&child, arguments[0], &actions, &attributes, arguments, environ);
   posix_spawn_file_actions_destroy(&actions);
   posix_spawnattr_destroy(&attributes);
   close(ends[1]);
+  close(ends[3]);
   close(given);
   out->file = ends[0];
-  out->child = error ? 0 : (int)child;
+  out->errors = ends[2];
+  out->child = (int)child;
   if (!error) return G2Z_OK;
+  out->child = 0;
+  close(out->errors);
   g2z_text_close(out);
   return g2z_fail(services, G2Z_UNSUPPORTED, "%s: cannot start %s: %s; install it, or unpack the "
                   "file", path, arguments[0], strerror(error));
@@ -1754,34 +1771,46 @@ static g2z_status g2zt_unpack(g2z_services *services, const char *path, g2z_text
 G2Z_API g2z_status g2z_text_open(g2z_services *services, const char *path, g2z_text_file *out) {
   const int is_stdin = strcmp(path, "-") == 0;
   out->label = is_stdin ? "standard input" : path;
-  out->packer = g2z_text_named(path).packer;
+  out->unpack = g2z_text_named(path).unpack;
   out->child = 0;
   out->file = -1;
   /* A FIFO may have no writer yet: the caller waits for it where a signal can stop the wait. */
   if (is_stdin) out->file = dup(STDIN_FILENO);
   else G2Z_RETRY(out->file, open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC));
   if (out->file < 0) return g2z_fail_file(services, errno, "read", out->label);
-  return out->packer ? g2zt_unpack(services, path, out) : G2Z_OK;
+  return out->unpack ? g2zt_unpack(services, path, out) : G2Z_OK;
 }
 
 G2Z_API g2z_status g2z_text_end(g2z_services *services, g2z_text_file *text, uint64_t bytes) {
+  char said[400], *reason = said;
   int code = 0;
-  const char *packer = text->packer;
   if (!text->child) return G2Z_OK;
   while (waitpid(text->child, &code, 0) < 0 && errno == EINTR) continue;
   text->child = 0;
+  ssize_t length;
+  G2Z_RETRY(length, read(text->errors, said, sizeof said - 1));
+  close(text->errors);
   if (code == 0) return G2Z_OK;
   if (WIFSIGNALED(code))
-    return g2z_fail(services, G2Z_IO, "%s: %s -dc was ended by signal %d; start again", text->label,
-                    packer, WTERMSIG(code));
-  return g2z_fail(services, G2Z_FORMAT, "%s: %s -dc ended with exit code %d after %" PRIu64 " "
-                  "bytes of text: the file is damaged or cut short; check it with %s -t",
-                  text->label, packer, WEXITSTATUS(code), bytes, packer);
+    return g2z_fail(services, G2Z_IO, "%s: %s was ended by signal %d; start again", text->label,
+                    text->unpack, WTERMSIG(code));
+  said[length > 0 ? length : 0] = 0;
+  reason += strspn(reason, " \r\n");
+  reason[strcspn(reason, "\r\n")] = 0; /* the first line names the cause */
+  length = (ssize_t)strlen(reason);
+  while (length && reason[length - 1] == ' ') reason[--length] = 0;
+  return g2z_fail(services, G2Z_FORMAT, "%.300s: %s ended with exit code %d after %" PRIu64 " "
+                  "bytes of text, with the message \"%s\"; if the file is damaged or cut short, "
+                  "copy it again", text->label, text->unpack, WEXITSTATUS(code), bytes,
+                  *reason ? reason : "none");
 }
 
 G2Z_API void g2z_text_close(g2z_text_file *text) {
   if (text->file >= 0) close(text->file);
-  if (text->child) kill(text->child, SIGKILL);
+  if (text->child) {
+    kill(text->child, SIGKILL);
+    close(text->errors);
+  }
   while (text->child && waitpid(text->child, NULL, 0) < 0 && errno == EINTR) continue;
   text->file = -1;
   text->child = 0;
@@ -1793,7 +1822,7 @@ G2Z_API g2z_status g2z_text_read(g2z_services *services, const char *path, size_
   size_t capacity = 0;
   *text = NULL;
   *bytes = 0;
-  if (!g2z_text_named(path).packer) return g2z_read_file(services, path, limit, text, bytes);
+  if (!g2z_text_named(path).unpack) return g2z_read_file(services, path, limit, text, bytes);
   G2Z_TRY(g2z_text_open(services, path, &from));
   void *list = NULL;
   g2z_status status = G2Z_OK;
@@ -1835,7 +1864,7 @@ static const struct {
     {G2ZT_MAGIC(0, "\xFF\xFF\xFF\xFF"), "an Arrow stream",
      G2ZT_PYTHON("pyarrow", "pyarrow.ipc.open_stream(sys.argv[1])"), 1},
     {G2ZT_MAGIC(0, "\x1F\x8B"), "packed by gzip", "gzip -dc < %s", 0},
-    {G2ZT_MAGIC(0, "\x28\xB5\x2F\xFD"), "packed by zstd", "zstd -dc %s", 0},
+    {G2ZT_MAGIC(0, "\x28\xB5\x2F\xFD"), "packed by zstd", "zstd -dc --long=31 %s", 0},
     {G2ZT_MAGIC(0, "\xFD" "7zXZ"), "packed by xz", "xz -dc %s", 0},
     {G2ZT_MAGIC(4, "1AY&SY"), "packed by bzip2", "bzip2 -dc %s", 0},
     {G2ZT_MAGIC(0, "7z\xBC\xAF\x27\x1C"), "a 7-Zip archive", "7z x -so %s", 0},
@@ -1853,7 +1882,7 @@ static const struct {
 
 static g2z_status g2zt_no_text(g2z_services *services, const char *path, const char *what,
                                const char *command, int json, g2z_text_remedy *remedy) {
-  const char *given = strcmp(path, "-") == 0 ? "FILE" : path, *packer = g2z_text_named(path).packer;
+  const char *given = strcmp(path, "-") == 0 ? "FILE" : path, *pack = g2z_text_named(path).unpack;
   const char *label = given == path ? path : "standard input";
   char word[400], made[400], print[600], unpack[460] = "";
   struct stat info;
@@ -1863,13 +1892,13 @@ static g2z_status g2zt_no_text(g2z_services *services, const char *path, const c
     return g2z_fail(services, G2Z_FORMAT, "%.200s is %s, not text in UTF-8: give a text file",
                     label, what);
   g2z_shell_word(given, word, sizeof word);
-  if (packer) snprintf(unpack, sizeof unpack, "%s -dc %s | ", packer, word);
+  if (pack) snprintf(unpack, sizeof unpack, "%s %s | ", pack, word);
   const char *ending = json ? "jsonl" : "txt";
   snprintf(to->made, sizeof to->made, "%.380s.%s", given, ending);
   for (int i = 2; stat(to->made, &info) == 0; i++) /* the command must not replace a file */
     snprintf(to->made, sizeof to->made, "%.380s-%d.%s", given, i, ending);
   g2z_shell_word(to->made, made, sizeof made);
-  snprintf(print, sizeof print, command, packer ? "-" : word);
+  snprintf(print, sizeof print, command, pack ? "-" : word);
   if ((size_t)snprintf(to->command, sizeof to->command, "%s%s > %s", unpack, print, made) >=
       sizeof to->command)
     to->command[0] = 0;

@@ -15,7 +15,7 @@ static const struct {
     {"arrow", 0, 6, "ARROW1", "an Arrow file", "lines of JSON:\npython3 -c 'import "},
     {"stream", 0, 4, "\xFF\xFF\xFF\xFF", "an Arrow stream", "lines of JSON:\npython3 -c 'import "},
     {"gz", 0, 2, "\x1F\x8B", "packed by gzip", "\ngzip -dc < gz > gz.txt &&\n"},
-    {"zst", 0, 4, "\x28\xB5\x2F\xFD", "packed by zstd", "\nzstd -dc zst >"},
+    {"zst", 0, 4, "\x28\xB5\x2F\xFD", "packed by zstd", "\nzstd -dc --long=31 zst >"},
     {"xz", 0, 6, "\xFD" "7zXZ\0", "packed by xz", "\nxz -dc xz > xz.txt &&\n"},
     {"d.jsonl.xz", 0, 6, "\xFD" "7zXZ\0", "packed by xz", " d.jsonl.xz > d.jsonl.xz.jsonl"},
     {"bz2", 0, 10, "BZh91AY&SY", "packed by bzip2", "\nbzip2 -dc bz2 >"},

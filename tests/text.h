@@ -1039,7 +1039,14 @@ static void test_prepare_jsonl(g2z_test *t) {
 }
 
 static void test_prepare_packed(g2z_test *t) {
-  static const char *const packers[][2] = {{"gzip", "gz"}, {"zstd", "zst"}};
+  /* five lines as `zstd --long=31 < FILE` packs them, with a window of 2 GiB */
+  static const char wide[] =
+      "\x28\xB5\x2F\xFD\x04\xA8\x55\x01\x00\xF0\x7B\x22\x74\x65\x78\x74\x22\x3A\x20\x22\x64\x6F"
+      "\x63\x75\x6D\x65\x6E\x74\x20\x30\x22\x7D\x0A\x31\x32\x33\x34\x22\x7D\x0A\x04\x00\x40\x11"
+      "\xA0\x1C\x50\x58\x4D\xA6\x18\x15\x85\x7A\x4A";
+  static const char *const packers[][3] = { /* name, ending, what it says of a cut file */
+      {"gzip", "gz", "unexpected end of file\"; if the file is damaged or cut short, copy"},
+      {"zstd", "zst", "premature end\"; if the file is damaged or cut short, copy it again"}};
   static const char *const files[][2] = {
       {"not.gz", "no gzip"}, {"d.jsonl", "{\"text\":\"ab\"}\n{\"text\":\"c\"}\n"}};
   static const test_prepare_case cases[] = { /* the packer's ending is added */
@@ -1077,6 +1084,12 @@ static void test_prepare_packed(g2z_test *t) {
       test_prepare_ends(t, cases[k].before, test_text("%s%s", cases[k].arguments, ending),
                         cases[k].code, cases[k].says);
     CHECK(t, strstr(test_prepare_said, program) != NULL);
+    test_prepare_ends(t, "", test_text("--out 3 --val-fraction 0 cut.%s", ending), 1,
+                      packers[i][2]);
+    if (i == 0) continue;
+    test_write_file(t, test_path(t, "wide.jsonl.zst"), wide, sizeof wide - 1);
+    test_prepare_ends(t, "", "--out 6 --val-fraction 0 wide.jsonl.zst", 0,
+                      "5 documents, 55 tokens");
   }
   test_prepare_cases(t, gzip, system("command -v gzip > /dev/null") == 0 ? 4 : 1);
   if (!found) SKIP(t, "neither gzip nor zstd is here");
