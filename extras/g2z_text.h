@@ -38,8 +38,9 @@
  *     vocab.bpe, merges.txt   "#version: 0.2", then one line "LEFT RIGHT" per merge. Each byte is a
  *                             printable character: 33-126, 161-172 and 174-255 stand for
  *                             themselves, the other 68 are U+0100, U+0101, ... in their order
- *     tokenizer.json          Hugging Face's, of a byte-level BPE without a normalizer. Truncation,
- *                             padding, dropout and post_processor are ignored
+ *     tokenizer.json          Hugging Face's, of a byte-level BPE without a normalizer and without
+ *                             added tokens except <|endoftext|>. Truncation, padding, dropout and
+ *                             post_processor are ignored
  *     vocab.json              token to id; compared if it lies next to merges.txt
  *     Ids follow from the merges alone: 0 to 255 are the bytes, first the printable ones, then the
  *     other 68; merge i makes 256 + i; <|endoftext|> is the last.
@@ -1190,31 +1191,10 @@ static g2z_status g2zt_read_json_vocab(g2zt_reading *reading, g2z_json *json) {
   return G2Z_OK;
 }
 
-/* tokenizer.json, added_tokens: tokens outside the vocabulary do not change ordinary text. */
-static g2z_status g2zt_read_json_added(g2zt_reading *reading, g2z_json *json) {
-  int eot = g2z_tokenizer_eot(reading->tokenizer);
-  g2z_json_text key;
-  if (!g2z_json_enter(json, '[')) return G2Z_OK;
-  while (g2z_json_next(json, ']', NULL)) {
-    int64_t id = -1;
-    int is_eot = 0;
-    if (!g2z_json_enter(json, '{')) break;
-    while (g2z_json_next(json, '}', &key)) {
-      if (g2z_json_is(&key, "content")) {
-        const g2z_json_text text = g2z_json_string(json);
-        is_eot = g2z_json_is(&text, G2ZT_EOT);
-      } else if (g2z_json_is(&key, "id")) id = g2z_json_integer(json);
-      else g2z_json_skip(json);
-    }
-    if (json->status == G2Z_OK && is_eot && id != eot)
-      return g2z_json_fail(json, "%s has id %" PRId64 " but must be the last, %d, so weights with "
-                           "such ids cannot be used; for a new model take merges.txt without "
-                           "vocab.json", G2ZT_EOT, id, eot);
-  }
-  return G2Z_OK;
-}
-
 #define G2ZT_AFFIX "a suffix or prefix of words is not supported; GPT-2 has none"
+#define G2ZT_ALONE \
+  G2ZT_EOT " must be a token in every text, with the spaces around it left (lstrip, rstrip and " \
+  "single_word are false)"
 #define G2ZT_PIECES                                                                             \
   "pre_tokenizer must be of type ByteLevel, without add_prefix_space and with use_regex, like " \
   "GPT-2's; other patterns are not supported"
@@ -1223,6 +1203,10 @@ static const struct { const char *object, *member, *value, *refusal; } g2zt_fact
     {"model", "type", "\"BPE\"", "model.type must be BPE, like GPT-2's"},
     {"model", "end_of_word_suffix", "\"\"", G2ZT_AFFIX},
     {"model", "continuing_subword_prefix", "\"\"", G2ZT_AFFIX},
+    {"model", "ignore_merges", "false", "model.ignore_merges must be false, like GPT-2's"},
+    {"added_tokens", "lstrip", "false", G2ZT_ALONE},
+    {"added_tokens", "rstrip", "false", G2ZT_ALONE},
+    {"added_tokens", "single_word", "false", G2ZT_ALONE},
     {"pre_tokenizer", "type", "\"ByteLevel\"", G2ZT_PIECES},
     {"pre_tokenizer", "use_regex", "true", G2ZT_PIECES},
     {"pre_tokenizer", "add_prefix_space", "false", G2ZT_PIECES},
@@ -1242,6 +1226,40 @@ static int g2zt_read_json_fact(g2z_json *json, const char *object, const g2z_jso
     if (bytes != 4 || memcmp(value, "null", 4)) g2z_json_fail(json, "%s", g2zt_facts[i].refusal);
   }
   return 0;
+}
+
+/* tokenizer.json, added_tokens: Hugging Face's encoder finds each of them in every text, so another
+ * than <|endoftext|> changes ids. */
+static g2z_status g2zt_read_json_added(g2zt_reading *reading, g2z_json *json) {
+  const int eot = g2z_tokenizer_eot(reading->tokenizer);
+  char word[400];
+  g2z_json_text key;
+  if (!g2z_json_enter(json, '[')) return G2Z_OK;
+  while (g2z_json_next(json, ']', NULL)) {
+    g2z_json_text content = {(const unsigned char *)"", 0, NULL};
+    size_t bytes = 0;
+    int64_t id = -1;
+    if (!g2z_json_enter(json, '{')) break;
+    while (g2z_json_next(json, '}', &key)) {
+      if (g2z_json_is(&key, "content")) content = g2z_json_string(json);
+      else if (g2z_json_is(&key, "id")) id = g2z_json_integer(json);
+      else g2zt_read_json_fact(json, "added_tokens", &key);
+    }
+    if (json->status != G2Z_OK) break;
+    if (!g2z_json_is(&content, G2ZT_EOT)) {
+      G2Z_TRY(g2zt_read_text(reading, content, &bytes));
+      const g2zt_shown name = g2zt_show(reading->text, bytes);
+      return g2z_json_fail(json, "the added token \"%s\" has id %" PRId64 ", but " G2ZT_EOT ", id "
+                           "%d, is the only one that is supported. For texts without \"%s\" leave "
+                           "it out: jq '.added_tokens=[]' %s > without.json", name.text, id, eot,
+                           name.text, g2z_shell_word(reading->label, word, sizeof word));
+    }
+    if (id != eot)
+      return g2z_json_fail(json, "%s has id %" PRId64 " but must be the last, %d, so weights with "
+                           "such ids cannot be used; for a new model take merges.txt without "
+                           "vocab.json", G2ZT_EOT, id, eot);
+  }
+  return G2Z_OK;
 }
 
 /* One walk through tokenizer.json, whose members come in any order. Everything is checked against

@@ -318,6 +318,15 @@ static void test_tokenizer_refusals(g2z_test *t) {
       {"{\"normalizer\":{},\"model\":{\"merges\":[]}}", "a normalizer is not supported", 0},
       {"{\"pre_tokenizer\":{\"type\":\"Whitespace\"},\"model\":{\"merges\":[]}}", "ByteLevel", 0},
       {"{\"pre_tokenizer\":null,\"model\":{\"merges\":[]}}", "ByteLevel", 0},
+      {"{\"model\":{\"ignore_merges\":true,\"merges\":[]}}", "ignore_merges must be false", 0},
+      {"{\"added_tokens\":[{\"id\":256,\"content\":\"<\\/s>\"}],\"model\":{\"merges\":[]}}",
+       "the added token \"</s>\" has id 256, but <|endoftext|>, id 256, is the only one that is "
+       "supported. For texts without \"</s>\" leave it out: jq '.added_tokens=[]' vocab > ", 0},
+      {"{\"added_tokens\":[{\"id\":256,\"content\":\"<|endoftext|>\"},{\"id\":257,\"content\":"
+       "\"[PAD]\"}],\"model\":{\"merges\":[]}}", "the added token \"[PAD]\" has id 257", 0},
+      {"{\"added_tokens\":[{\"id\":0,\"content\":\"<|endoftext|>\"}],\"model\":{\"merges\":[]}}",
+       "<|endoftext|> has id 0 but must be the last, 256", 0},
+      {"{\"added_tokens\":[{\"lstrip\":true}],\"model\":{\"merges\":[]}}", "spaces around it", 0},
       {"IQ== 0\nIg== 1\n", "tiktoken's format", 1},
       {"\xC8\xD7\x34\x01\x02", "llm.c's format", 1}};
   char text[8192];
