@@ -1304,12 +1304,13 @@ static g2z_status g2zt_read_json_walk(g2zt_reading *reading, int check, const vo
  * 5 characters: a longer line that begins with a brace is JSON. */
 static g2z_status g2zt_read_vocabulary(g2zt_reading *reading, const unsigned char *text,
                                        size_t bytes) {
-  if (bytes == 0)
-    return g2z_fail(reading->services, G2Z_FORMAT, "%s is empty; expected a vocabulary",
-                    reading->label);
   size_t mark = bytes >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0; /* byte order mark */
   text += mark;
   bytes -= mark;
+  while (bytes && (text[bytes - 1] == '\n' || text[bytes - 1] == '\r')) bytes--; /* blank lines */
+  if (bytes == 0)
+    return g2z_fail(reading->services, G2Z_FORMAT, "%s is empty; expected a vocabulary",
+                    reading->label);
   int is_tiktoken = bytes >= 6 && text[4] == ' ' && text[5] == '0';
   int is_llmc = bytes >= 4 && memcmp(text, "\xC8\xD7\x34\x01", 4) == 0;
   if (is_tiktoken || is_llmc)

@@ -246,8 +246,8 @@ static void test_bpe_training(g2z_test *t) {
     g2z_tokenizer *tokenizer;
     const size_t cut = way ? half : 0;
     CHECK_BAD(t, g2z_bpe_trainer_finish(trainer, 256, &tokenizer), "a vocabulary of 256");
-    CHECK_OK(t, g2z_bpe_trainer_feed(way == 2 ? other : trainer, test_bpe_text, cut));
-    CHECK_OK(t, g2z_bpe_trainer_feed(trainer, test_bpe_text + cut, bytes - cut));
+    CHECK_OK(t, g2z_bpe_trainer_feed(way == 2 ? other : trainer, test_bpe_text, cut, 0));
+    CHECK_OK(t, g2z_bpe_trainer_feed(trainer, test_bpe_text + cut, bytes - cut, 0));
     if (way == 2) CHECK_OK(t, g2z_bpe_trainer_add(trainer, other));
     tokenizer = test_bpe_finish(t, trainer, 257 + 120);
     CHECK(t, g2z_tokenizer_vocab(tokenizer) == 257 + 120);
@@ -279,8 +279,10 @@ static g2z_tokenizer *test_bpe_files(g2z_test *t) {
 static const char test_bpe_pairs[] = TEST_TOKENIZER_JSON("s/ /\",\"/; s/.*/[\"&\"]/");
 
 static void test_tokenizer_formats(g2z_test *t) {
-  static const char *const formats[] = { /* merges without a version, with a mark, with CR LF */
+  static const char *const formats[] = { /* merges without a version, with a mark, with CR LF, with
+                                          * blank lines at the end; JSON */
       "sed 1d merges.txt", "printf '\\357\\273\\277'; cat merges.txt", "sed 's/$/\\r/' merges.txt",
+      "cat merges.txt; echo", "sed 's/$/\\r/' merges.txt; printf '\\r\\n\\n'",
       TEST_TOKENIZER_JSON("s/.*/\"&\"/"), test_bpe_pairs};
   g2z_tokenizer *original = test_bpe_files(t);
   g2z_tokens expected = test_bpe_encode(t, original, test_bpe_text, strlen(test_bpe_text), 0);
