@@ -617,8 +617,8 @@ static g2z_status encode_part(worker *w, job *j, const segment *s, const char *t
   int flags = o->strict ? G2Z_ENCODE_STRICT : G2Z_ENCODE_DEFAULT;
   if (o->allow_special) flags |= G2Z_ENCODE_ALLOW_SPECIAL;
   if (w->trainer)
-    return continues ? g2z_bpe_trainer_feed_part(w->trainer, text, bytes, &j->used)
-                     : g2z_bpe_trainer_feed(w->trainer, text, bytes);
+    return continues ? g2z_bpe_trainer_feed_part(w->trainer, text, bytes, flags, &j->used)
+                     : g2z_bpe_trainer_feed(w->trainer, text, bytes, flags);
   return continues ? g2z_encode_part(w->encoder, text, bytes, flags, out, &j->used)
                    : g2z_encode(w->encoder, text, bytes, flags, out);
 }

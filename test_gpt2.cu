@@ -125,6 +125,7 @@ static const g2z_test_entry test_table[] = {
     {"tokenizer_scan", "the scan finds the pattern's pieces", test_tokenizer_scan},
     {"tokenizer_part", "a text in bits encodes and teaches alike", test_tokenizer_part},
     {"tokenizer_allocations", "survives every failing allocation", test_tokenizer_allocations},
+    {"tokenizer_again", "calls that failed are repeated", test_tokenizer_again},
     {"tokenizer_gpt2", "GPT-2's published vectors (needs make vocab)", test_tokenizer_gpt2},
     {"prepare_conventions", "shards as llm.c and nanoGPT lay them out", test_prepare_conventions},
     {"prepare_threads", "any number of threads, the same bytes", test_prepare_threads},

@@ -136,12 +136,13 @@ G2Z_API g2z_status g2z_decode(g2z_services *services, const g2z_tokenizer *token
  * smaller pair of ids, like Hugging Face's trainer. It keeps `services` and every piece once. */
 typedef struct g2z_bpe_trainer g2z_bpe_trainer;
 G2Z_API g2z_status g2z_bpe_trainer_create(g2z_services *services, g2z_bpe_trainer **out);
-/* Counts one complete document. */
-G2Z_API g2z_status g2z_bpe_trainer_feed(g2z_bpe_trainer *trainer, const void *text, size_t bytes);
-/* Counts the pieces of the first *used bytes, as g2z_encode_part encodes them. */
+/* Counts the pieces that g2z_encode makes of a complete document. A call that fails counts none. */
+G2Z_API g2z_status g2z_bpe_trainer_feed(g2z_bpe_trainer *trainer, const void *text, size_t bytes,
+                                        int flags);
+/* Counts the pieces that g2z_encode_part makes of the first *used bytes. */
 G2Z_API g2z_status g2z_bpe_trainer_feed_part(g2z_bpe_trainer *trainer, const void *text,
-                                             size_t bytes, size_t *used);
-/* Adds the counts of `other`, which another thread may have fed. */
+                                             size_t bytes, int flags, size_t *used);
+/* Adds the counts of `other`, which another thread may have fed. A call that fails adds none. */
 G2Z_API g2z_status g2z_bpe_trainer_add(g2z_bpe_trainer *trainer, const g2z_bpe_trainer *other);
 /* Makes vocab - 257 merges, or fewer if no pair is left, of tokens of at most 1024 bytes. The
  * trainer keeps its counts: it may be fed more and finished again. */
@@ -1479,52 +1480,84 @@ G2Z_API void g2z_bpe_trainer_free(g2z_bpe_trainer *trainer) {
   g2z_release(services, trainer);
 }
 
-/* Counts a piece that occurred `times` times. */
+/* Counts a piece that occurred `times` times. For a known piece it cannot fail. */
 static g2z_status g2zt_trainer_count(g2z_bpe_trainer *trainer, const unsigned char *piece,
                                      size_t bytes, int64_t times) {
-  size_t known = trainer->words.count, word;
-  G2Z_TRY(G2Z_GROW(trainer->services, &trainer->counts, &trainer->counts_capacity, known,
-                   known + 1));
-  G2Z_TRY(g2zt_words_add(trainer->services, &trainer->words, piece, bytes, &word));
-  if (word == known) trainer->counts[word] = 0;
+  const size_t known = trainer->words.count;
+  const int64_t found = known ? g2zt_words_find(&trainer->words, piece, bytes) : -1;
+  size_t word = found < 0 ? known : (size_t)found;
+  if (found < 0) {
+    G2Z_TRY(G2Z_GROW(trainer->services, &trainer->counts, &trainer->counts_capacity, known,
+                     known + 1));
+    G2Z_TRY(g2zt_words_add(trainer->services, &trainer->words, piece, bytes, &word));
+    trainer->counts[word] = 0;
+  }
   trainer->counts[word] += times;
   return G2Z_OK;
 }
 
+/* Counts the pieces of valid text, `times` each, up to *stop: the end, or in an open text the last
+ * certain end of a piece. After a failure *stop is the first piece that was not counted. */
+static g2z_status g2zt_trainer_walk(g2z_bpe_trainer *trainer, const unsigned char *p,
+                                    const unsigned char *end, int flags, int open, int64_t times,
+                                    const unsigned char **stop) {
+  const unsigned char *eot = NULL;
+  *stop = p;
+  do { /* a special <|endoftext|> is no text: no piece crosses it */
+    eot = flags & G2Z_ENCODE_ALLOW_SPECIAL ? g2zt_find_eot(p, end) : NULL;
+    const unsigned char *last = eot ? eot : end, *limit = last;
+    /* This also excludes a truncated last character. */
+    if (open && !eot) limit = last - p > G2ZT_CERTAIN ? last - G2ZT_CERTAIN : p;
+    while (p < limit) {
+      const unsigned char *next = g2zt_piece_end(trainer->classes, p, last);
+      if (next > limit) break;
+      G2Z_TRY(g2zt_trainer_count(trainer, p, (size_t)(next - p), times));
+      *stop = p = next;
+    }
+    if (eot) *stop = p = eot + G2ZT_EOT_BYTES;
+  } while (eot);
+  return G2Z_OK;
+}
+
 G2Z_API g2z_status g2z_bpe_trainer_feed_part(g2z_bpe_trainer *trainer, const void *text,
-                                             size_t bytes, size_t *used) {
-  const unsigned char *begin = (const unsigned char *)text;
+                                             size_t bytes, int flags, size_t *used) {
+  const unsigned char *begin = (const unsigned char *)text, *stop;
   size_t valid = bytes, all;
   const int open = used != NULL;
   if (!open) used = &all;
   *used = 0;
   if (bytes == 0) return G2Z_OK;
-  G2Z_TRY(g2zt_valid_text(trainer->services, &trainer->repair, 0, &begin, &valid));
-  const unsigned char *p = begin, *end = begin + valid, *limit = end;
-  /* This also excludes a truncated last character. */
-  if (open) limit = valid > G2ZT_CERTAIN ? end - G2ZT_CERTAIN : begin;
-  while (p < limit) {
-    const unsigned char *next = g2zt_piece_end(trainer->classes, p, end);
-    if (next > limit) break;
-    G2Z_TRY(g2zt_trainer_count(trainer, p, (size_t)(next - p), 1));
-    p = next;
+  G2Z_TRY(g2zt_valid_text(trainer->services, &trainer->repair, flags & G2Z_ENCODE_STRICT, &begin,
+                          &valid));
+  g2z_status status = g2zt_trainer_walk(trainer, begin, begin + valid, flags, open, 1, &stop);
+  if (status != G2Z_OK) { /* takes back what was counted */
+    g2zt_trainer_walk(trainer, begin, stop, flags, 0, -1, &stop);
+    return status;
   }
-  *used = (size_t)(p - begin);
+  *used = (size_t)(stop - begin);
   if (begin != text) /* count them as given bytes, before the repair */
     g2zt_utf8_repair((const unsigned char *)text, bytes, NULL, *used, used);
   return G2Z_OK;
 }
 
-G2Z_API g2z_status g2z_bpe_trainer_feed(g2z_bpe_trainer *trainer, const void *text, size_t bytes) {
-  return g2z_bpe_trainer_feed_part(trainer, text, bytes, NULL);
+G2Z_API g2z_status g2z_bpe_trainer_feed(g2z_bpe_trainer *trainer, const void *text, size_t bytes,
+                                        int flags) {
+  return g2z_bpe_trainer_feed_part(trainer, text, bytes, flags, NULL);
 }
 
 G2Z_API g2z_status g2z_bpe_trainer_add(g2z_bpe_trainer *trainer, const g2z_bpe_trainer *other) {
   const g2zt_words *words = &other->words;
-  for (size_t word = 0; word < words->count; word++)
-    G2Z_TRY(g2zt_trainer_count(trainer, words->bytes + words->starts[word],
-                               g2zt_word_bytes(words, word), other->counts[word]));
-  return G2Z_OK;
+  g2z_status status = G2Z_OK;
+  size_t added = 0;
+  while (added < words->count && status == G2Z_OK) {
+    status = g2zt_trainer_count(trainer, words->bytes + words->starts[added],
+                                g2zt_word_bytes(words, added), other->counts[added]);
+    added += status == G2Z_OK;
+  }
+  while (status != G2Z_OK && added-- > 0) /* takes back what was added */
+    g2zt_trainer_count(trainer, words->bytes + words->starts[added], g2zt_word_bytes(words, added),
+                       -other->counts[added]);
+  return status;
 }
 
 /* All words in one array. A symbol of n bytes is n sites; its first and last site hold its id, so

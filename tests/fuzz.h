@@ -148,7 +148,7 @@ static int fuzz_encode(const uint8_t *data, size_t bytes) {
   memset(&other, 0, sizeof other);
   fuzz_check(cut <= bytes);
   fuzz_check(g2z_bpe_trainer_create(&services, &trainer) == G2Z_OK);
-  fuzz_check(g2z_bpe_trainer_feed(trainer, data, bytes) == G2Z_OK);
+  fuzz_check(g2z_bpe_trainer_feed(trainer, data, bytes, 0) == G2Z_OK);
   int vocab = 257 + (bytes ? data[0] : 0);
   fuzz_check(g2z_bpe_trainer_finish(trainer, vocab, &tokenizer) == G2Z_OK);
   fuzz_check(g2z_tokenizer_vocab(tokenizer) <= vocab);

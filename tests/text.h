@@ -61,7 +61,7 @@ static g2z_tokenizer *test_bpe_finish(g2z_test *t, g2z_bpe_trainer *trainer, int
 /* The vocabulary of this size that a text teaches. */
 static g2z_tokenizer *test_bpe_learn(g2z_test *t, const char *text, size_t bytes, int vocab) {
   g2z_bpe_trainer *trainer = test_bpe_trainer(t);
-  CHECK_OK(t, g2z_bpe_trainer_feed(trainer, text, bytes));
+  CHECK_OK(t, g2z_bpe_trainer_feed(trainer, text, bytes, 0));
   return test_bpe_finish(t, trainer, vocab);
 }
 
@@ -299,6 +299,7 @@ static void test_tokenizer_formats(g2z_test *t) {
 static void test_tokenizer_refusals(g2z_test *t) {
   static const struct { const char *text, *sentence; int foreign; } cases[] = {
       {"", "vocab is empty", 0},
+      {"\r\n\n", "vocab is empty", 0},
       {"#version: 0.2\na b\nab\n", "vocab, line 3: \"ab\" is not two tokens", 0},
       {"a b\n\nb c\n", "vocab, line 2: \"\" is not two tokens", 0},
       {"a b c\n", "line 1: \"a b c\" is not two tokens", 0},
@@ -547,17 +548,20 @@ static void test_bpe_stream(g2z_test *t, g2z_encoder *encoder, const char *text,
 
 /* Training on a text in small parts gives the same vocabulary as on the whole. With merges until no
  * pair is left, the vocabulary reveals every different piece. */
-static void test_bpe_learn_parts(g2z_test *t, const char *text, size_t bytes, size_t step) {
+static void test_bpe_learn_parts(g2z_test *t, const char *text, size_t bytes, size_t step,
+                                 int flags) {
   size_t at = 0, seen = 0, used = 0;
-  g2z_tokenizer *whole = test_bpe_learn(t, text, bytes, 65536);
   g2z_bpe_trainer *trainer = test_bpe_trainer(t);
+  CHECK_OK(t, g2z_bpe_trainer_feed(trainer, text, bytes, flags));
+  g2z_tokenizer *whole = test_bpe_finish(t, trainer, 65536);
+  trainer = test_bpe_trainer(t);
   for (; seen < bytes; at += used) {
     seen = seen + step < bytes ? seen + step : bytes;
-    CHECK_OK(t, g2z_bpe_trainer_feed_part(trainer, text + at, seen - at, &used));
+    CHECK_OK(t, g2z_bpe_trainer_feed_part(trainer, text + at, seen - at, flags, &used));
     CHECK(t, used <= seen - at);
   }
   CHECK(t, at > bytes - 100 && at <= bytes); /* no piece here has 100 bytes */
-  CHECK_OK(t, g2z_bpe_trainer_feed(trainer, text + at, bytes - at));
+  CHECK_OK(t, g2z_bpe_trainer_feed(trainer, text + at, bytes - at, flags));
   g2z_tokenizer *parts = test_bpe_finish(t, trainer, 65536);
   CHECK(t, g2z_tokenizer_hash(whole) == g2z_tokenizer_hash(parts));
 }
@@ -583,7 +587,7 @@ static void test_tokenizer_part(g2z_test *t) {
     CHECK_OK(t, g2z_encode(encoder, text, bytes, flags, whole));
     test_bpe_stream(t, encoder, text, bytes, step, flags, parts);
     wrong += !test_bpe_equal(whole, parts);
-    if (i < 100) test_bpe_learn_parts(t, text, bytes, step);
+    if (i < 100) test_bpe_learn_parts(t, text, bytes, step, flags);
   }
   CHECK(t, wrong == 0);
   /* Pieces larger than a part, merged at once and in parts: letters, apostrophes that begin
@@ -604,6 +608,20 @@ static void test_tokenizer_part(g2z_test *t) {
   }
 }
 
+/* The call fails at `least` allocations or more before it succeeds. */
+#define CHECK_UNTIL_OK(t, least, call)                                   \
+  do {                                                                   \
+    g2z_status status_ = G2Z_NO_MEMORY;                                  \
+    long failed_ = -1;                                                   \
+    while (status_ == G2Z_NO_MEMORY && ++failed_ < 1000) {               \
+      (t)->fail_at = failed_ + 1;                                        \
+      status_ = (call);                                                  \
+      (t)->fail_at = 0;                                                  \
+    }                                                                    \
+    FAIL_IF(t, status_ != G2Z_OK || failed_ < (least),                   \
+            "status %d after %ld failures", (int)status_, failed_);      \
+  } while (0)
+
 /* Calls everything once; returns the status of the first call that failed. */
 static g2z_status test_bpe_everything(g2z_test *t, const void *vocab, size_t bytes) {
   static char piece[400];
@@ -622,7 +640,7 @@ static g2z_status test_bpe_everything(g2z_test *t, const void *vocab, size_t byt
     status = g2z_decode(&t->services, tokenizer, tokens.ids, tokens.count, &text, &bytes);
   if (status == G2Z_OK) status = g2z_bpe_trainer_create(&t->services, &trainer);
   if (status == G2Z_OK)
-    status = g2z_bpe_trainer_feed(trainer, test_bpe_text, sizeof test_bpe_text - 1);
+    status = g2z_bpe_trainer_feed(trainer, test_bpe_text, sizeof test_bpe_text - 1, 0);
   if (status == G2Z_OK) status = g2z_bpe_trainer_finish(trainer, 300, &learnt);
   g2z_bpe_trainer_free(trainer);
   g2z_release(&t->services, text);
@@ -639,6 +657,33 @@ static void test_tokenizer_allocations(g2z_test *t) {
   const char *json = test_read(t, "tokenizer.json");
   CHECK_NO_MEMORY(t, 20, 1000, test_bpe_everything(t, json, strlen(json)), 1);
   CHECK_NO_MEMORY(t, 20, 1000, test_bpe_everything(t, test_bpe_merges, strlen(test_bpe_merges)), 1);
+}
+
+/* Calls that fail at their first allocation, then at their second and so on until they succeed. The
+ * objects stay the same, and the results are those of calls that never failed. */
+static void test_tokenizer_again(g2z_test *t) {
+  static const char marked[] = "the best<|endoftext|> times \xFF of the worst<|endoftext|>!";
+  const char *text = test_bpe_text;
+  const size_t bytes = sizeof test_bpe_text - 1, half = g2z_encode_cut(text, bytes / 2);
+  const int special = G2Z_ENCODE_ALLOW_SPECIAL;
+  g2z_bpe_trainer *trainer[2] = {test_bpe_trainer(t), test_bpe_trainer(t)};
+  g2z_bpe_trainer *expected = test_bpe_trainer(t);
+  g2z_tokenizer *tokenizer = NULL;
+  CHECK_UNTIL_OK(t, 2, g2z_bpe_trainer_feed(trainer[0], text, half, 0));
+  CHECK_UNTIL_OK(t, 2, g2z_bpe_trainer_feed(trainer[1], marked, sizeof marked - 1, special));
+  CHECK_UNTIL_OK(t, 2, g2z_bpe_trainer_feed(trainer[1], text + half, bytes - half, 0));
+  CHECK_UNTIL_OK(t, 2, g2z_bpe_trainer_add(trainer[0], trainer[1]));
+  CHECK_UNTIL_OK(t, 2, g2z_bpe_trainer_finish(trainer[0], 350, &tokenizer));
+  test_own(t, test_end_tokenizer, tokenizer);
+  CHECK_OK(t, g2z_bpe_trainer_feed(expected, text, bytes, 0));
+  CHECK_OK(t, g2z_bpe_trainer_feed(expected, marked, sizeof marked - 1, special));
+  CHECK(t, g2z_tokenizer_hash(tokenizer) ==
+               g2z_tokenizer_hash(test_bpe_finish(t, expected, 350)));
+  g2z_encoder *encoder = test_encoder(t, tokenizer);
+  g2z_tokens *ids = test_ids(t);
+  CHECK_UNTIL_OK(t, 2, g2z_encode(encoder, marked, sizeof marked - 1, special, ids));
+  const g2z_tokens whole = test_bpe_encode(t, tokenizer, marked, sizeof marked - 1, special);
+  CHECK(t, test_bpe_equal(ids, &whole));
 }
 
 static void test_tokenizer_gpt2(g2z_test *t) {
@@ -961,6 +1006,9 @@ static void test_prepare_replaces(g2z_test *t) {
        "d_train_000000.bin exists from an earlier run, with other files of its set: choose another "
        "--name or --out, or replace the whole set with --overwrite:\n"},
       {"", "--out 1 --train-bpe 300 --name d2 d.jsonl", 0, ""},
+      /* a token in the text teaches no merge: five merges of "red" and "blue" */
+      {"printf 'red<|endoftext|>blue<|endoftext|>red' > e.txt;",
+       "--out 4 --train-bpe 300 --allow-special --val-fraction 0 e.txt", 0, "vocabulary  262 tok"},
       {"rm 1/d2_*.bin;", "--out 1 --train-bpe 300 --name d2 d.jsonl", 1, "1/d2.bpe exists"},
       {"", "--out 1 --name d2 d.jsonl", 0, ""}, /* only with --train-bpe part of the set */
       /* fewer shards, no validation, no mask: superfluous files of the set are removed, and no
