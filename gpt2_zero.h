@@ -1179,7 +1179,8 @@ typedef struct g2z_ops {
   g2z_status (*graph_run)(g2z_device *device, const g2z_graph *graph);
   void (*graph_free)(g2z_device *device, g2z_graph *graph);
 
-  /* For g2z_device_time_spans. timers_settle() waits until all spans that ended are counted. */
+  /* For g2z_device_time_spans. timers_open() holds nothing after a failure. timers_settle() waits
+   * until all spans that ended are counted. */
   void (*span_begin)(const g2z_device *device, g2z_span span);
   void (*span_end)(const g2z_device *device, g2z_span span);
   g2z_status (*timers_open)(g2z_device *device);
@@ -5587,8 +5588,11 @@ G2Z__PRIVATE void g2z__timers_add(struct g2z__timers *timers, g2z_span span, dou
 G2Z_API g2z_status g2z_device_time_spans(g2z_device *device) {
   if (device->timers) return G2Z_OK;
   G2Z_TRY(G2Z_NEW(device->services, 1, &device->timers));
-  device->timers->status = device->ops->timers_open(device);
-  return device->timers->status;
+  g2z_status status = device->ops->timers_open(device);
+  if (status == G2Z_OK) return G2Z_OK;
+  g2z_release(device->services, device->timers);
+  device->timers = NULL;
+  return status;
 }
 
 G2Z_API g2z_status g2z_device_span_times(g2z_device *device, g2z_span_times out[G2Z_SPAN_COUNT]) {
@@ -9642,7 +9646,6 @@ G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
   g2z_ranks *ranks = t->context->ranks;
   char *text = NULL, *copy = NULL;
   if (t->plan->device == G2Z_DEVICE_CPU || t->tuned || !t->config.tune) return G2Z_OK;
-  t->tuned = 1;
   g2z__ranks_phase(ranks, "tuning", t->enqueued, 600);
   g2z_status status = g2z__restore(t);
   for (int unit = t->plan->gathers ? t->plan->wte : -1; unit >= 0 && status == G2Z_OK; unit--)
@@ -9655,7 +9658,9 @@ G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
   if (status == G2Z_OK && copy) status = g2z__tuning_read(t->device, copy);
   g2z_release(t->services, text);
   g2z_release(t->services, copy);
-  return g2z_ranks_agree(ranks, status);
+  status = g2z_ranks_agree(ranks, status);
+  t->tuned = status == G2Z_OK;
+  return status;
 }
 
 /* ----- a step: tokens in, a report out ------------------------------------ */
@@ -9857,20 +9862,18 @@ G2Z__PRIVATE void g2z__model_shrink(g2z_model *m) {
   g2z__model_release(m, m->logits);
   g2z__model_release(m, m->tokens);
   g2z__model_release(m, m->targets);
+  if (m->plan) m->bytes = m->plan->bytes[G2Z_MEMORY_PARAMS];
   g2z_plan_free(m->plan);
   m->activations = m->logits = NULL;
   m->tokens = m->targets = NULL;
   m->plan = NULL;
 }
 
-/* Allocates memory for [B,T] tokens and a cache for [cached,T], unless they exist. */
-G2Z__PRIVATE g2z_status g2z__model_fit(g2z_model *m, int B, int T, int cached) {
+/* Makes a plan for [B,T] tokens and a cache for [cached,T], and allocates its memory. After a
+ * failure the caller frees what the model got. */
+G2Z__PRIVATE g2z_status g2z__model_extend(g2z_model *m, int B, int T, int cached) {
   const size_t tokens = (size_t)B * (size_t)T;
   g2z_train_config config = g2z_train_config_default();
-  if (m->plan && m->plan->tokens >= tokens &&
-      (size_t)m->plan->cached * (size_t)m->plan->seq >= (size_t)cached * (size_t)T)
-    return G2Z_OK;
-  g2z__model_shrink(m);
   config.model = m->config;
   config.batch = B;
   config.seq = T;
@@ -9893,6 +9896,17 @@ G2Z__PRIVATE g2z_status g2z__model_fit(g2z_model *m, int B, int T, int cached) {
     m->bytes += wanted[i].bytes;
   }
   return G2Z_OK;
+}
+
+/* Extends the workspace unless it is large enough: the plan and all its memory exist, or none. */
+G2Z__PRIVATE g2z_status g2z__model_fit(g2z_model *m, int B, int T, int cached) {
+  if (m->plan && m->plan->tokens >= (size_t)B * (size_t)T &&
+      (size_t)m->plan->cached * (size_t)m->plan->seq >= (size_t)cached * (size_t)T)
+    return G2Z_OK;
+  g2z__model_shrink(m);
+  g2z_status status = g2z__model_extend(m, B, T, cached);
+  if (status != G2Z_OK) g2z__model_shrink(m);
+  return status;
 }
 
 /* A g2z__weights_take: uploads weights and rounds them to the model's type on the device. */

@@ -247,11 +247,11 @@ static g2z_status g2z__scratch(g2z_device *device, size_t bytes, void **out) {
   if (bytes < least) bytes = least;
   void *memory = NULL;
   G2Z__CUDA(device, cudaMalloc(&memory, bytes));
+  cuda->scratch[cuda->scratch_count] = memory;
+  cuda->scratch_bytes[cuda->scratch_count++] = bytes;
   /* Only compute-sanitizer needs this: its initcheck does not see cuBLASLt's bulk copies on Hopper
    * and would report the memory that they wrote as never written. */
   G2Z__CUDA(device, cudaMemsetAsync(memory, 0, bytes, cuda->stream));
-  cuda->scratch[cuda->scratch_count] = memory;
-  cuda->scratch_bytes[cuda->scratch_count++] = bytes;
   *out = memory;
   return G2Z_OK;
 }
@@ -411,17 +411,29 @@ static g2z__cuda_spans *g2z__cuda_spans_of(const g2z_device *device) {
   return device->timers ? (g2z__cuda_spans *)device->timers->backend : NULL;
 }
 
+static void g2z__cuda_timers_close(g2z_device *device) {
+  g2z__cuda_spans *s = g2z__cuda_spans_of(device);
+  for (int i = 0; s && i < G2Z__SPANS; i++) {
+    if (s->begin[i]) cudaEventDestroy(s->begin[i]);
+    if (s->end[i]) cudaEventDestroy(s->end[i]);
+  }
+  g2z_release(device->services, s);
+}
+
 static g2z_status g2z_cuda_timers_open(g2z_device *device) {
   void *memory;
   G2Z_TRY(g2z_allocate(device->services, 1, sizeof(g2z__cuda_spans), &memory));
   g2z__cuda_spans *s = (g2z__cuda_spans *)memory;
   device->timers->backend = s;
-  for (int i = 0; i < G2Z__SPANS; i++) {
-    G2Z__CUDA(device, cudaEventCreate(&s->begin[i]));
-    G2Z__CUDA(device, cudaEventCreate(&s->end[i]));
+  cudaError_t error = cudaSuccess;
+  for (int i = 0; i < G2Z__SPANS && error == cudaSuccess; i++) {
+    error = cudaEventCreate(&s->begin[i]);
+    if (error == cudaSuccess) error = cudaEventCreate(&s->end[i]);
   }
   for (int i = 0; i < G2Z_SPAN_COUNT; i++) s->open[i] = -1;
-  return G2Z_OK;
+  if (error == cudaSuccess) return G2Z_OK;
+  g2z__cuda_timers_close(device);
+  return g2z__cuda_fail(device->services, error, "cudaEventCreate");
 }
 
 /* Waits for the end of one span and counts it. */
@@ -8018,12 +8030,7 @@ static void g2z_cuda_close(g2z_device *device) {
   g2z__cuda *cuda = g2z__cuda_of(device);
   if (!cuda) return;
   if (cuda->stream) cudaStreamSynchronize(cuda->stream);
-  g2z__cuda_spans *spans = g2z__cuda_spans_of(device);
-  for (int i = 0; spans && i < G2Z__SPANS; i++) {
-    if (spans->begin[i]) cudaEventDestroy(spans->begin[i]);
-    if (spans->end[i]) cudaEventDestroy(spans->end[i]);
-  }
-  g2z_release(device->services, spans);
+  g2z__cuda_timers_close(device);
   for (int i = 0; i < cuda->product_count; i++) g2z__lt_free(&cuda->products[i]);
   g2z_release(device->services, cuda->products);
   if (cuda->lt) cublasLtDestroy(cuda->lt);

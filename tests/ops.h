@@ -396,6 +396,10 @@ static void test_device_missing(g2z_test *t) {
   }
 }
 
+static g2z_status ops_no_timers(g2z_device *device) {
+  return g2z_fail(device->services, G2Z_NO_MEMORY, "no timers");
+}
+
 static void test_ops_device(g2z_test *t) {
   static const struct { g2z_dtype dtype, grad; g2z_status status; const char *says; } refused[] = {
       {G2Z_TF32, G2Z_TF32, G2Z_UNSUPPORTED, "--dtype fp32"},
@@ -442,6 +446,15 @@ static void test_ops_device(g2z_test *t) {
   CHECK_STATUS(t, device->ops->allocate_host(device, 1000, &memory), G2Z_NO_MEMORY, s, NULL);
   CHECK(t, memory == NULL);
   t->fail_at = 0;
+  /* Timers that could not be opened are opened by the next call. */
+  const g2z_ops *right = device->ops;
+  g2z_ops broken = *right;
+  broken.timers_open = ops_no_timers;
+  device->ops = &broken;
+  CHECK_STATUS(t, g2z_device_time_spans(device), G2Z_NO_MEMORY, s, "no timers");
+  device->ops = right;
+  CHECK_OK(t, g2z_device_time_spans(device));
+  CHECK(t, device->timers && device->timers->status == G2Z_OK);
   g2z_device_free(device);
 }
 

@@ -430,6 +430,7 @@ static void test_validation(g2z_test *t) {
 static struct {
   const g2z_ops *ops;
   int calls[16][4], count, known, missing, narrowed;
+  int fails;                     /* 1: the next product has no memory */
 } rehearsal;
 static g2z_status rehearsal_linear(g2z_device *device, void *y, void *narrow_y, void *slope,
                                    const void *x, const void *narrow_x, const void *w,
@@ -437,6 +438,7 @@ static g2z_status rehearsal_linear(g2z_device *device, void *y, void *narrow_y, 
                                    const g2z_dropout *dropout, int N, int K, int O) {
   const int call[4] = {(narrow_x ? 1 : 0) + (slope ? 2 : 0) + (residual ? 4 : 0), N, K, O};
   int i = 0;
+  if (rehearsal.fails) return g2z_fail(device->services, G2Z_NO_MEMORY, "no memory to rehearse");
   while (i < rehearsal.count && memcmp(rehearsal.calls[i], call, sizeof call) != 0) i++;
   rehearsal.missing += i == rehearsal.count && rehearsal.known;
   if (i == rehearsal.count && i < 16) memcpy(rehearsal.calls[rehearsal.count++], call, sizeof call);
@@ -478,8 +480,11 @@ static void test_rehearsal_on(g2z_test *t, g2z_device_kind device, g2z_fp8 fp8) 
     dev->ops = &ops;
     dev->narrow_count = 8;
     tt.trainer->plan->device = G2Z_DEVICE_CUDA;
+    rehearsal.fails = 1;
+    CHECK_STATUS(t, g2z__trainer_share_tuning(tt.trainer), G2Z_NO_MEMORY, &t->services, "rehearse");
+    rehearsal.fails = rehearsal.narrowed = 0;
   }
-  CHECK_OK(t, g2z__trainer_share_tuning(tt.trainer));
+  CHECK_OK(t, g2z__trainer_share_tuning(tt.trainer)); /* also after a failure */
   tt.trainer->plan->device = device;
   CHECK(t, rehearsal.narrowed == (device == G2Z_DEVICE_CPU ? 2 : 0)); /* once per layer */
   rehearsal.known = 1;
@@ -507,6 +512,113 @@ static void test_context_refusals(g2z_test *t) {
   config.batch = 1 << 20;
   CHECK_STATUS(t, test_trainer_open(t, &config, &tt), G2Z_NO_MEMORY, &t->services,
                "with recompute=block fits");
+}
+
+/* ----- calls that run out of memory -------------------------------------- */
+
+/* What a call needs, in every case here: a trainer on the CPU, with 8-bit products, because they
+ * allocate in the middle of a step; its loader; and a model. */
+typedef struct memory_scene {
+  g2z_trainer *trainer;
+  g2z_loader *loader;
+  g2z_model *model;
+} memory_scene;
+enum { MEMORY_T = 32, MEMORY_WORDS = 61, MEMORY_MOST = 8 * MEMORY_T };
+
+static void memory_open(g2z_test *t, memory_scene *scene, const char *weights) {
+  g2z_train_config config = test_config_of(1, 1, 16, MEMORY_T, MEMORY_WORDS);
+  const g2z_loader_config shards = {
+      test_at(t, "memory.bin"), 4, MEMORY_T, 1, 0, 1, MEMORY_WORDS, G2Z_ORDER_FILE, 0};
+  config.batch = shards.batch;
+  config.dtype = G2Z_FP16;
+  config.fp8 = G2Z_FP8_ALL;
+  config.optimizer.warmup = 0;
+  config.optimizer.moments_bf16 = 1;
+  scene->trainer = test_trainer_of(t, &config);
+  scene->loader = test_loader(t, &shards);
+  scene->model = inuse_open(t, weights, G2Z_FP32);
+}
+
+/* A call of one of three sizes, 0 to 2. *out: a number that the call computes. */
+typedef g2z_status (*memory_call)(memory_scene *scene, int size, double *out);
+
+static g2z_status memory_score(memory_scene *scene, int size, double *out) {
+  int32_t x[MEMORY_MOST];
+  const int B = 1 + 2 * size, T = MEMORY_T / (3 - size);
+  test_tokens(x, MEMORY_MOST, MEMORY_WORDS, 3);
+  return g2z_model_score(scene->model, x, x + 1, B, T, NULL, out);
+}
+static g2z_status memory_score_trainer(memory_scene *scene, int size, double *out) {
+  memory_scene trained = *scene;
+  trained.model = &scene->trainer->model;
+  return memory_score(&trained, size, out);
+}
+static g2z_status memory_logits(memory_scene *scene, int size, double *out) {
+  static float logits[MEMORY_MOST * MEMORY_WORDS];
+  int32_t x[MEMORY_MOST];
+  const int B = 1 + 2 * size, T = MEMORY_T / (3 - size);
+  test_tokens(x, MEMORY_MOST, MEMORY_WORDS, 3);
+  g2z_status status = g2z_model_logits(scene->model, x, B, T, logits);
+  *out = (double)logits[B * T * MEMORY_WORDS - 1];
+  return status;
+}
+static g2z_status memory_generate(memory_scene *scene, int size, double *out) {
+  int32_t ids[5][MEMORY_T] = {{0}};
+  size_t lengths[5] = {1, 2, 3, 4, 5};
+  const g2z_sampling sampling = g2z_sampling_default();
+  const int count = 1 + 2 * size;
+  g2z_status status = g2z_model_generate(scene->model, count, ids[0], MEMORY_T, lengths, &sampling,
+                                         -1, NULL, NULL);
+  *out = 0;
+  for (int i = 0; i < count * MEMORY_T; i++) *out = fmod(*out * 67 + ids[0][i], 1e9 + 7);
+  return status;
+}
+static g2z_status memory_validate(memory_scene *scene, int size, double *out) {
+  const g2z_loader_position first = {0, 0};
+  g2z_status status = g2z_loader_seek(scene->loader, first);
+  if (status != G2Z_OK) return status;
+  return g2z_trainer_validate(scene->trainer, scene->loader, 1 + size, NULL, NULL, out);
+}
+/* A call whose n-th allocation fails leaves an object with which the same call, a smaller one or a
+ * larger one computes what it does on a new object, to the bit. */
+static void test_memory_again(g2z_test *t) {
+  static const struct { const char *name; memory_call call; int least; } cases[] = {
+      {"score", memory_score, 5},       {"score of a trainer", memory_score_trainer, 1},
+      {"logits", memory_logits, 4},     {"generate", memory_generate, 5},
+      {"validate", memory_validate, 1}};
+  int32_t ids[12 * MEMORY_T + 1];
+  memory_scene scene;
+  test_tokens(ids, 12 * MEMORY_T + 1, MEMORY_WORDS, 9);
+  test_shard(t, "memory.bin", G2Z_SHARD_RAW, ids, 12 * MEMORY_T + 1);
+  const char *weights = test_kept(t, test_path(t, "memory"));
+  g2z_train_config config = test_config_of(1, 1, 16, MEMORY_T, MEMORY_WORDS);
+  CHECK_OK(t, g2z_trainer_save_weights(test_trainer_of(t, &config), weights));
+  const int before = t->owned_count;
+  for (size_t i = 0; i < G2Z_COUNT(cases); i++)
+    for (int next = 0; next < 3; next++) {
+      double want[2] = {0, 0}, failed = 0, got[2] = {0, 0};
+      memory_open(t, &scene, weights);
+      CHECK_OK(t, cases[i].call(&scene, next, &want[0]));
+      CHECK_OK(t, cases[i].call(&scene, 1, &want[1]));
+      test_end(t, before);
+      g2z_status status = G2Z_NO_MEMORY;
+      int at = 0;
+      while (status == G2Z_NO_MEMORY && at < 1000) {
+        memory_open(t, &scene, weights);
+        t->fail_at = ++at;
+        status = cases[i].call(&scene, 1, &failed);
+        t->fail_at = 0;
+        if (status == G2Z_NO_MEMORY) {
+          CHECK_OK(t, cases[i].call(&scene, next, &got[0]));
+          CHECK_OK(t, cases[i].call(&scene, 1, &got[1]));
+          FAIL_IF(t, memcmp(got, want, sizeof got) != 0, "%s after allocation %d failed: %g, %g, "
+                  "not %g, %g", cases[i].name, at, got[0], got[1], want[0], want[1]);
+        }
+        test_end(t, before);
+      }
+      FAIL_IF(t, status != G2Z_OK || at <= cases[i].least, "%s has status %d after %d allocations",
+              cases[i].name, (int)status, at - 1);
+    }
 }
 
 /* ----- generation -------------------------------------------------------- */
