@@ -1055,11 +1055,12 @@ typedef struct g2z_step_state {
 /* The ranks' votes on a step that is about to end: one row of doubles per rank. */
 enum {
   G2Z_VERDICT_LOSS,          /* sum of the losses of its tokens, all micro-steps together */
+  G2Z_VERDICT_SQUARES,       /* sum of squares of the gradients that the rank owns */
   G2Z_VERDICT_STATUS,        /* the rank's g2z_status; not G2Z_OK: the step is skipped */
   G2Z_VERDICT_STOP,          /* 1: the rank was asked to stop */
   G2Z_VERDICT_MASKED,        /* targets of -1: gradients and losses are means over the others */
-  G2Z_VERDICT_SQUARES,       /* sum of squares of the gradients that the rank owns */
-  G2Z_VERDICT_COLUMNS
+  G2Z_VERDICT_COLUMNS,
+  G2Z_VERDICT_SUMS = G2Z_VERDICT_STATUS /* the first columns: a step zeroes them and adds up there */
 };
 typedef struct g2z_verdict {
   double *rows;              /* device, [world, G2Z_VERDICT_COLUMNS] */
@@ -1303,7 +1304,7 @@ typedef struct g2z_ops {
                            const g2z_range *ranges, int count);
   /* Ends a step: the verdict, loss scale, clip factor, learning rate, counters. `tokens` is the
    * number of all targets, also of -1; backward divided by it. The votes add up in the order of
-   * ranks, so that all ranks get the same result. Then zeroes losses and squares. */
+   * ranks, so that all ranks get the same result. */
   g2z_status (*decide)(g2z_device *device, g2z_step_state *state, const g2z_verdict *verdict,
                        const g2z_optimizer_config *config, int64_t tokens);
   /* AdamW on ranges [begin, end), or nothing when state->skip; params = round(master). */
@@ -1700,7 +1701,7 @@ typedef struct g2z__held {
 } g2z__held;
 enum { G2Z__HELD_MAX = 32 };
 
-/* This rank's part of a verdict: doubles from G2Z_VERDICT_STATUS on. */
+/* This rank's vote: doubles of its row of the verdict, from G2Z_VERDICT_STATUS on. */
 typedef struct g2z__ballot {
   double status, stop, masked;
 } g2z__ballot;
@@ -2023,6 +2024,7 @@ extern "C" {
  * rank travels in the verdict, so that no rank waits in a collective for ever. */
 
 /* The parts of the step, which follow it in this room. */
+G2Z__PRIVATE g2z_status g2z__begin_step(g2z_trainer *t);
 G2Z__PRIVATE g2z_status g2z__begin_micro_step(g2z_trainer *t, int m);
 G2Z__PRIVATE g2z_status g2z__wait_parameters(g2z_trainer *t, int unit, int next);
 G2Z__PRIVATE g2z_status g2z__forward(g2z_trainer *t, int unit);
@@ -2053,6 +2055,7 @@ G2Z__PRIVATE int64_t g2z__ranks_note(g2z_ranks *ranks, const char *kind, int buc
 
 G2Z__PRIVATE g2z_status g2z__zero_step(g2z_trainer *t, const g2z_plan *plan) {
   const int wte = plan->wte;
+  G2Z_TRY(g2z__begin_step(t));
   for (int m = 0; m < plan->accum; m++) {
     int last = m == plan->accum - 1, sends = plan->by_unit || last, b = 0;
     int rows = last && plan->wte_rows;                   /* wte's gradient goes in two parts */
@@ -2163,6 +2166,11 @@ G2Z__PRIVATE g2z__pass g2z__trainer_pass(const g2z_trainer *t, int m) {
   pass.dropout.seed = t->config.seed;
   pass.dropout.state = t->state;
   return pass;
+}
+
+/* Zeroes this rank's sums of losses and squares: a step that failed leaves its own there. */
+G2Z__PRIVATE g2z_status g2z__begin_step(g2z_trainer *t) {
+  return t->device->ops->zero(t->device, g2z__my_verdict(t), G2Z_VERDICT_SUMS * sizeof(double));
 }
 
 /* From stage 2 on, gradients are sent after each micro-step, so backward overwrites them. */
@@ -5348,11 +5356,10 @@ static inline G2Z_HOST_DEVICE void g2z__decide(g2z_step_state *state, const g2z_
   state->status = G2Z_OK;
   state->stop = 0;
   for (int rank = 0; rank < verdict->world; rank++) {
-    double *row = verdict->rows + (size_t)rank * G2Z_VERDICT_COLUMNS;
+    const double *row = verdict->rows + (size_t)rank * G2Z_VERDICT_COLUMNS;
     loss += row[G2Z_VERDICT_LOSS];
     masked += row[G2Z_VERDICT_MASKED];
     if (rank < verdict->owners) sum += row[G2Z_VERDICT_SQUARES];
-    row[G2Z_VERDICT_LOSS] = row[G2Z_VERDICT_SQUARES] = 0;
     if (state->status == G2Z_OK) state->status = (int32_t)row[G2Z_VERDICT_STATUS];
     if (row[G2Z_VERDICT_STOP] > 0) state->stop = 1;
   }

@@ -1315,13 +1315,13 @@ static void test_cuda_optimizer(g2z_test *t) {
     config.loss_scale_hysteresis = 2;
     test_state state = test_state_make(&p, p.dtype == G2Z_FP16 ? 8.0f : 1.0f, 0);
     test_twin *rows = test_twin_new(&p, TEST_F64, 3 * G2Z_VERDICT_COLUMNS);
-    memset(rows->cpu, 0, 3 * G2Z_VERDICT_COLUMNS * sizeof(double));
     void *memory = NULL;
     CHECK_OK(t, p.gpu->ops->allocate_host(p.gpu, 2 * sizeof(g2z_step_state), &memory));
     g2z_step_state *reported = (g2z_step_state *)memory;
     for (int step = 0; step < 9; step++) {
       int bad = step == 4 || step == 5 || step == 6;
       double *row = (double *)rows->cpu;
+      memset(row, 0, 3 * G2Z_VERDICT_COLUMNS * sizeof *row);
       for (int k = 0; k < 3; k++) row[k * G2Z_VERDICT_COLUMNS + G2Z_VERDICT_LOSS] = 0.1 * k + step;
       test_twin_send(&p, rows);
       for (int k = 0; k < 3; k++) {

@@ -517,11 +517,12 @@ static void test_context_refusals(g2z_test *t) {
 /* ----- calls that run out of memory -------------------------------------- */
 
 /* What a call needs, in every case here: a trainer on the CPU, with 8-bit products, because they
- * allocate in the middle of a step; its loader; and a model. */
+ * allocate in the middle of a step; its loader and its checkpoint; and a model with its weights. */
 typedef struct memory_scene {
   g2z_trainer *trainer;
   g2z_loader *loader;
   g2z_model *model;
+  const char *saved;
 } memory_scene;
 enum { MEMORY_T = 32, MEMORY_WORDS = 61, MEMORY_MOST = 8 * MEMORY_T };
 
@@ -573,27 +574,49 @@ static g2z_status memory_generate(memory_scene *scene, int size, double *out) {
   for (int i = 0; i < count * MEMORY_T; i++) *out = fmod(*out * 67 + ids[0][i], 1e9 + 7);
   return status;
 }
+static g2z_status memory_step(memory_scene *scene, int size, double *out) {
+  int32_t x[4 * MEMORY_T + 1];
+  g2z_report report;
+  (void)size;
+  test_tokens(x, 4 * MEMORY_T + 1, MEMORY_WORDS, 3);
+  g2z_status status = g2z_trainer_step_batch(scene->trainer, x, x + 1, &report);
+  if (status == G2Z_OK) status = g2z_trainer_flush(scene->trainer, &report);
+  if (status == G2Z_OK) *out = (double)report.loss + 1e3 * (double)report.grad_norm;
+  return status;
+}
 static g2z_status memory_validate(memory_scene *scene, int size, double *out) {
   const g2z_loader_position first = {0, 0};
   g2z_status status = g2z_loader_seek(scene->loader, first);
   if (status != G2Z_OK) return status;
   return g2z_trainer_validate(scene->trainer, scene->loader, 1 + size, NULL, NULL, out);
 }
+static g2z_status memory_load(memory_scene *scene, int size, double *out) {
+  g2z_status status = g2z_trainer_load(scene->trainer, scene->saved);
+  return status == G2Z_OK ? memory_step(scene, size, out) : status;
+}
+
 /* A call whose n-th allocation fails leaves an object with which the same call, a smaller one or a
  * larger one computes what it does on a new object, to the bit. */
 static void test_memory_again(g2z_test *t) {
   static const struct { const char *name; memory_call call; int least; } cases[] = {
       {"score", memory_score, 5},       {"score of a trainer", memory_score_trainer, 1},
       {"logits", memory_logits, 4},     {"generate", memory_generate, 5},
-      {"validate", memory_validate, 1}};
+      {"validate", memory_validate, 1}, {"step", memory_step, 8},
+      {"load", memory_load, 8}};
   int32_t ids[12 * MEMORY_T + 1];
   memory_scene scene;
   test_tokens(ids, 12 * MEMORY_T + 1, MEMORY_WORDS, 9);
   test_shard(t, "memory.bin", G2Z_SHARD_RAW, ids, 12 * MEMORY_T + 1);
+  scene.saved = test_kept(t, test_path(t, "saved"));
   const char *weights = test_kept(t, test_path(t, "memory"));
   g2z_train_config config = test_config_of(1, 1, 16, MEMORY_T, MEMORY_WORDS);
   CHECK_OK(t, g2z_trainer_save_weights(test_trainer_of(t, &config), weights));
   const int before = t->owned_count;
+  memory_open(t, &scene, weights);
+  double lost;
+  CHECK_OK(t, memory_step(&scene, 0, &lost));
+  REQUIRE_OK(t, g2z_trainer_save(scene.trainer, scene.saved));
+  test_end(t, before);
   for (size_t i = 0; i < G2Z_COUNT(cases); i++)
     for (int next = 0; next < 3; next++) {
       double want[2] = {0, 0}, failed = 0, got[2] = {0, 0};
