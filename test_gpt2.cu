@@ -343,6 +343,7 @@ static const g2z_test_entry test_table[] = {
     {"run_report_epochs", "the page of a run of 2,000 epochs, in one pass", test_run_report_epochs},
     {"run_short", "short runs, also in Slurm, leave what readers want", test_run_short},
     {"run_events", "TensorBoard's frames, their checksums, a file for each start", test_run_events},
+    {"event_values", "TensorBoard: a mark for what is not finite, nothing for what is unknown", test_event_values},
     {"run_event_tags", "names of any length and bytes as TensorBoard's tags", test_run_event_tags},
     {"spans", "what parts of a step take, by the clock", test_spans},
     {"cuda_spans", "the same between events of a GPU", test_cuda_spans},

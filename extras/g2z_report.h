@@ -99,25 +99,27 @@ G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart);
 G2Z_API g2z_status g2z_page_commit(g2z_page *page);
 G2Z_API void g2z_page_free(g2z_page *page); /* NULL is fine; no commit: no file */
 
-/* One line of metrics.jsonl, written when the step's loss is known. */
-#define G2Z_METRIC_LIST(X)                                                                        \
-  /*  type     name             meaning; an unknown number is null in the file */                 \
-  X(INTEGER, step,            "from 1")                                                           \
-  X(INTEGER, tokens,          "trained on so far, over all ranks")                                \
-  X(NUMBER,  loss,            "mean over the global batch, in nats per token")                    \
-  X(NUMBER,  lr,              "learning rate of the step")                                        \
-  X(NUMBER,  grad_norm,       "global norm before clipping; null: not finite")                    \
-  X(NUMBER,  loss_scale,      "loss scale of the step")                                           \
-  X(INTEGER, skipped,         "weights stay; 1: gradients not finite, 2: their norm spikes")      \
-  X(NUMBER,  step_ms,         "wall time of the step, data_ms included")                          \
-  X(NUMBER,  tok_s,           "tokens of the step over step_ms")                                  \
-  X(NUMBER,  mfu,             "model flops utilisation; null: the device's peak is not known")    \
-  X(NUMBER,  exposed_comm_ms, "communication while no computation ran")                           \
-  X(NUMBER,  data_ms,         "waiting for tokens")                                               \
-  X(NUMBER,  mem_gib,         "planned device memory")
+/* One line of metrics.jsonl, written when the step's loss is known. A number that is not finite is
+ * null in the file. An OPTIONAL number may also be unknown, which is NaN here. */
+#define G2Z_METRIC_LIST(X)                                                                         \
+  /*  type      name             meaning */                                                        \
+  X(INTEGER,  step,            "from 1")                                                           \
+  X(INTEGER,  tokens,          "trained on so far, over all ranks")                                \
+  X(NUMBER,   loss,            "mean over the global batch, in nats per token")                    \
+  X(NUMBER,   lr,              "learning rate of the step")                                        \
+  X(NUMBER,   grad_norm,       "global norm before clipping")                                      \
+  X(NUMBER,   loss_scale,      "loss scale of the step")                                           \
+  X(INTEGER,  skipped,         "weights stay; 1: gradients not finite, 2: their norm spikes")      \
+  X(NUMBER,   step_ms,         "wall time of the step, data_ms included")                          \
+  X(NUMBER,   tok_s,           "tokens of the step over step_ms")                                  \
+  X(OPTIONAL, mfu,             "model flops utilisation; needs the device's peak")                 \
+  X(OPTIONAL, exposed_comm_ms, "communication while no computation ran")                           \
+  X(NUMBER,   data_ms,         "waiting for tokens")                                               \
+  X(NUMBER,   mem_gib,         "planned device memory")
 
 #define G2Z_METRIC_INTEGER int64_t
 #define G2Z_METRIC_NUMBER double
+#define G2Z_METRIC_OPTIONAL double
 typedef struct g2z_metrics {
 #define X(type, name, meaning) G2Z_METRIC_##type name;
   G2Z_METRIC_LIST(X)
@@ -139,18 +141,15 @@ G2Z_API g2z_status g2z_profile_write_spans(g2z_services *services, const char *r
  * which list no calls. A file in another format is a failure; then nothing is written. */
 G2Z_API g2z_status g2z_profile_run(g2z_services *services, const char *run_dir);
 
-/* Scalars for TensorBoard, appended to a new file events.out.tfevents.TIME.HOST in `directory`. For
- * a resumed run, TensorBoard drops the values of earlier files from `first_step` on. */
+/* The numbers of metrics.jsonl for TensorBoard, in a new file events.out.tfevents.TIME.HOST in
+ * run_dir. From `first_step` on, the file replaces earlier ones: TensorBoard drops their values, and
+ * this file begins with those that metrics.jsonl has already. */
 typedef struct g2z_events g2z_events;
-typedef struct g2z_scalar {
-  const char *name;                  /* TensorBoard's tag */
-  double value;
-} g2z_scalar;
-G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *directory,
+G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *run_dir,
                                      int64_t first_step, g2z_events **out);
-/* Leaves out values that are not finite. More than about 4000 bytes of names are an error. */
-G2Z_API g2z_status g2z_events_put(g2z_events *events, int64_t step, const g2z_scalar *scalars,
-                                  int count);
+/* Puts the numbers of the next line of metrics.jsonl. TensorBoard marks a loss or norm that is not
+ * finite. */
+G2Z_API g2z_status g2z_events_put(g2z_events *events, const char *line);
 G2Z_API void g2z_events_free(g2z_events *events); /* NULL is fine */
 
 /* Sorts the values. NaN if there are none, or if one of them is NaN. */
@@ -221,6 +220,7 @@ G2Z_API g2z_short g2z_utc_now(void);
 #include <errno.h>
 #include <fnmatch.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -741,106 +741,6 @@ G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart) {
   g2z_writer_printf(writer, "</svg></figure>\n");
 }
 
-/* ----- TensorBoard's events ----- */
-
-#define G2ZP_EVENT_BYTES 4096 /* longest payload of an event */
-
-struct g2z_events {
-  g2z_services *services;
-  g2z_writer *writer;
-};
-
-/* Appends a protobuf field at `to`; returns its end. type 0: a varint, `count` itself; 1 and 5:
- * eight and four bytes; 2: a length and `count` bytes. */
-static unsigned char *g2zp_event_field(unsigned char *to, int field, int type, const void *bytes,
-                                       uint64_t count) {
-  *to++ = (unsigned char)(field << 3 | type);
-  for (uint64_t value = count; type == 0 || type == 2; value >>= 7) {
-    *to++ = (unsigned char)(value < 128 ? value : value | 128);
-    if (value < 128) break;
-  }
-  if (type) memcpy(to, bytes, (size_t)count);
-  return to + (type ? count : 0);
-}
-
-/* Writes a record of tensorflow/core/lib/io/record_writer.h: u64 length, its masked CRC-32C, a
- * protobuf Event { wall_time, step, `field` }, its masked CRC-32C. */
-static g2z_status g2zp_event_write(g2z_events *e, int64_t step, int field, const void *bytes,
-                                   size_t count) {
-  unsigned char data[G2ZP_EVENT_BYTES + 64], *end = data;
-  struct timespec now;
-  G2Z_ASSERT(count <= G2ZP_EVENT_BYTES);
-  clock_gettime(CLOCK_REALTIME, &now);
-  const double seconds = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-  end = g2zp_event_field(end, 1, 1, &seconds, sizeof seconds);
-  end = g2zp_event_field(end, 2, 0, NULL, (uint64_t)step);
-  end = g2zp_event_field(end, field, 2, bytes, count);
-  const uint64_t length = (uint64_t)(end - data);
-  for (int part = 0; part < 2; part++) {
-    const void *from = part ? (const void *)data : &length;
-    const size_t size = part ? (size_t)length : sizeof length;
-    uint32_t sum = g2z_crc32c(0, from, size);
-    sum = (sum >> 15 | sum << 17) + 0xa282ead8u;
-    g2z_writer_put(e->writer, from, size);
-    g2z_writer_put(e->writer, &sum, sizeof sum);
-  }
-  return g2z_writer_flush(e->writer);
-}
-
-G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *directory,
-                                     int64_t first_step, g2z_events **out) {
-  g2z_events *e;
-  char host[128] = "";
-  *out = NULL;
-  G2Z_TRY(g2zp_check_directory(services, directory));
-  gethostname(host, sizeof host - 1);
-  /* TensorBoard reads files by name: this one must be the last, even if the clock was set back. */
-  long long seconds = (long long)time(NULL), other;
-  DIR *listing = opendir(directory);
-  for (struct dirent *entry; listing && (entry = readdir(listing)) != NULL;)
-    if (sscanf(entry->d_name, "events.out.tfevents.%10lld.", &other) == 1 && other >= seconds)
-      seconds = other + 1;
-  if (listing) closedir(listing);
-  const g2z_path path = g2z_path_in(directory, "events.out.tfevents.%010lld.%s", seconds, host);
-  G2Z_TRY(G2Z_NEW(services, 1, &e));
-  e->services = services;
-  g2z_status status = g2z_writer_create(services, path.text, &e->writer);
-  /* Writes the version that TensorBoard expects, then SessionLog { status: START } at the first
-   * step that this file replaces. The first file needs a START, too: TensorBoard takes the first
-   * START for the run's beginning, and drops earlier values only at each later START. */
-  if (status == G2Z_OK) status = g2zp_event_write(e, 0, 3, "brain.Event:2", 13);
-  if (status == G2Z_OK) status = g2zp_event_write(e, first_step, 7, "\x08\x01", 2);
-  if (status == G2Z_OK) status = g2z_writer_commit(e->writer);
-  if (status != G2Z_OK) g2z_events_free(e);
-  else *out = e;
-  return status;
-}
-
-G2Z_API g2z_status g2z_events_put(g2z_events *e, int64_t step, const g2z_scalar *scalars,
-                                  int count) {
-  unsigned char sum[G2ZP_EVENT_BYTES], *end = sum; /* Summary { repeated Value } */
-  for (const g2z_scalar *scalar = scalars; scalar < scalars + count; scalar++) {
-    unsigned char one[G2ZP_EVENT_BYTES], *to = one; /* Value { tag, simple_value } */
-    const float value = (float)scalar->value;
-    const size_t length = strlen(scalar->name), room = (size_t)(sum + sizeof sum - end);
-    if (!isfinite(value)) continue;
-    if (length + 16 > room)
-      return g2z_fail(e->services, G2Z_BAD_ARGUMENT, "the tag %.80s does not fit: the tags of one "
-                      "TensorBoard event may have about %d bytes; shorten them", scalar->name,
-                      G2ZP_EVENT_BYTES);
-    to = g2zp_event_field(to, 1, 2, scalar->name, length);
-    to = g2zp_event_field(to, 2, 5, &value, sizeof value);
-    end = g2zp_event_field(end, 1, 2, one, (uint64_t)(to - one));
-  }
-  return end == sum ? G2Z_OK : g2zp_event_write(e, step, 5, sum, (size_t)(end - sum));
-}
-
-G2Z_API void g2z_events_free(g2z_events *e) {
-  if (!e) return;
-  g2z_writer_free(e->writer);
-  g2z_release(e->services, e);
-}
-
 /* ----- JSON objects ----- */
 
 G2Z_API void g2z_object_free(g2z_object *object) {
@@ -941,6 +841,8 @@ static g2z_status g2zp_read_run(g2z_services *services, const char *run_dir, g2z
 #define G2ZP_NOTE_LIST(X) \
   X(val_loss) X(val_ms) X(save_ms) X(sample_ms) X(eval) X(eval_loss) X(eval_acc_norm) X(eval_ms)
 
+#define G2ZP_NAME (6 * NAME_MAX + 1) /* six: the longest escape of a byte in JSON */
+
 /* A line of metrics.jsonl. Optional members that it lacks are NaN. metrics.step_ms is NaN in a line
  * that is not a step's. */
 typedef struct g2zp_line {
@@ -949,7 +851,7 @@ typedef struct g2zp_line {
   G2ZP_NOTE_LIST(X)
 #undef X
   int target;                   /* 1: this validation is the first to reach --target-loss */
-  char eval_file[256];          /* "": none, or longer than 255 bytes */
+  char eval_file[G2ZP_NAME];    /* "": none, or it is too long */
 } g2zp_line;
 
 static double g2zp_json_number_or_null(g2z_json *json) {
@@ -975,6 +877,7 @@ static g2z_status g2zp_line_read(g2z_services *services, const char *path, const
     while (g2z_json_next(&json, '}', &key)) {
 #define G2ZP_GET_INTEGER g2z_json_integer
 #define G2ZP_GET_NUMBER g2zp_json_number_or_null
+#define G2ZP_GET_OPTIONAL g2zp_json_number_or_null
 #define X(type, name, meaning) \
       if (g2z_json_is(&key, #name)) line->metrics.name = G2ZP_GET_##type(&json); else
       G2Z_METRIC_LIST(X)
@@ -999,6 +902,159 @@ static g2z_status g2zp_line_read(g2z_services *services, const char *path, const
   return g2z_fail(services, status, "%.200s, line %zu is damaged or not from a run: %.250s. To "
                   "delete the line: sed -i %zud %s", path, number, sentence, number,
                   g2z_shell_word(path, word, sizeof word));
+}
+
+/* ----- TensorBoard's events ----- */
+
+#define G2ZP_EVENT_BYTES 4096 /* longest payload of an event */
+
+struct g2z_events {
+  g2z_services *services;
+  g2z_writer *writer;
+};
+
+/* Appends a protobuf field at `to`; returns its end. type 0: a varint, `count` itself; 1 and 5:
+ * eight and four bytes; 2: a length and `count` bytes. */
+static unsigned char *g2zp_event_field(unsigned char *to, int field, int type, const void *bytes,
+                                       uint64_t count) {
+  *to++ = (unsigned char)(field << 3 | type);
+  for (uint64_t value = count; type == 0 || type == 2; value >>= 7) {
+    *to++ = (unsigned char)(value < 128 ? value : value | 128);
+    if (value < 128) break;
+  }
+  if (type) memcpy(to, bytes, (size_t)count);
+  return to + (type ? count : 0);
+}
+
+/* Writes a record of tensorflow/core/lib/io/record_writer.h: u64 length, its masked CRC-32C, a
+ * protobuf Event { wall_time, step, `field` }, its masked CRC-32C. */
+static g2z_status g2zp_event_write(g2z_events *e, int64_t step, int field, const void *bytes,
+                                   size_t count) {
+  unsigned char data[G2ZP_EVENT_BYTES + 64], *end = data;
+  struct timespec now;
+  G2Z_ASSERT(count <= G2ZP_EVENT_BYTES);
+  clock_gettime(CLOCK_REALTIME, &now);
+  const double seconds = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+  end = g2zp_event_field(end, 1, 1, &seconds, sizeof seconds);
+  end = g2zp_event_field(end, 2, 0, NULL, (uint64_t)step);
+  end = g2zp_event_field(end, field, 2, bytes, count);
+  const uint64_t length = (uint64_t)(end - data);
+  for (int part = 0; part < 2; part++) {
+    const void *from = part ? (const void *)data : &length;
+    const size_t size = part ? (size_t)length : sizeof length;
+    uint32_t sum = g2z_crc32c(0, from, size);
+    sum = (sum >> 15 | sum << 17) + 0xa282ead8u;
+    g2z_writer_put(e->writer, from, size);
+    g2z_writer_put(e->writer, &sum, sizeof sum);
+  }
+  return g2z_writer_flush(e->writer);
+}
+
+typedef struct g2zp_scalar {
+  const char *name;                  /* TensorBoard's tag */
+  double value;
+} g2zp_scalar;
+
+static g2z_status g2zp_event_scalars(g2z_events *e, int64_t step, const g2zp_scalar *scalars,
+                                     int count) {
+  unsigned char sum[G2ZP_EVENT_BYTES], *end = sum; /* Summary { repeated Value } */
+  for (const g2zp_scalar *scalar = scalars; scalar < scalars + count; scalar++) {
+    unsigned char one[G2ZP_NAME + 64], *to = one; /* Value { tag, simple_value } */
+    const float value = (float)scalar->value;
+    to = g2zp_event_field(to, 1, 2, scalar->name, strlen(scalar->name));
+    to = g2zp_event_field(to, 2, 5, &value, sizeof value);
+    G2Z_ASSERT(to - one + 8 <= sum + sizeof sum - end);
+    end = g2zp_event_field(end, 1, 2, one, (uint64_t)(to - one));
+  }
+  return g2zp_event_write(e, step, 5, sum, (size_t)(end - sum));
+}
+
+static g2z_status g2zp_event_line(g2z_events *e, const g2zp_line *line) {
+  enum { INTEGER, NUMBER, OPTIONAL };
+#define X(type, name, meaning) {{"train/" #name, (double)line->metrics.name}, type},
+  const struct {
+    g2zp_scalar scalar;
+    int type;
+  } metrics[] = {G2Z_METRIC_LIST(X)};
+#undef X
+  const int64_t step = line->metrics.step;
+  g2zp_scalar known[G2Z_COUNT(metrics)];
+  char tag[G2ZP_NAME + 8];
+  int count = 0;
+  if (!isnan(line->metrics.step_ms)) { /* the first metric is the step itself */
+    for (size_t i = 1; i < G2Z_COUNT(metrics); i++)
+      if (metrics[i].type != OPTIONAL || !isnan(metrics[i].scalar.value))
+        known[count++] = metrics[i].scalar;
+    return g2zp_event_scalars(e, step, known, count);
+  }
+  const g2zp_scalar validation = {"val/loss", line->val_loss}, evaluation = {tag, line->eval_loss};
+  if (!isnan(line->val_ms)) return g2zp_event_scalars(e, step, &validation, 1);
+  if (isnan(line->eval)) return G2Z_OK;
+  snprintf(tag, sizeof tag, "eval/%s", line->eval_file);
+  return g2zp_event_scalars(e, step, &evaluation, 1);
+}
+
+/* Puts the lines that metrics.jsonl has from `first_step` on. A damaged line has no events, as it
+ * has no place in report.html, which names it. */
+static g2z_status g2zp_events_again(g2z_events *e, const char *path, int64_t first_step) {
+  char *text;
+  size_t bytes;
+  int there;
+  g2z_status status = G2Z_OK;
+  G2Z_TRY(g2z_is_there(e->services, path, &there));
+  if (!there) return G2Z_OK;
+  G2Z_TRY(g2z_read_file(e->services, path, (size_t)1 << 40, &text, &bytes));
+  for (char *at = text, *end; (end = strchr(at, '\n')) != NULL && status == G2Z_OK; at = end + 1) {
+    g2zp_line line;
+    if (g2zp_line_read(e->services, path, at, (size_t)(end - at), 0, &line) == G2Z_OK &&
+        line.metrics.step >= first_step)
+      status = g2zp_event_line(e, &line);
+  }
+  g2z_release(e->services, text);
+  return status;
+}
+
+G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *run_dir,
+                                     int64_t first_step, g2z_events **out) {
+  g2z_events *e;
+  char host[128] = "";
+  *out = NULL;
+  G2Z_TRY(g2zp_check_directory(services, run_dir));
+  gethostname(host, sizeof host - 1);
+  /* TensorBoard reads files by name: this one must be the last, even if the clock was set back. */
+  long long seconds = (long long)time(NULL), other;
+  DIR *listing = opendir(run_dir);
+  for (struct dirent *entry; listing && (entry = readdir(listing)) != NULL;)
+    if (sscanf(entry->d_name, "events.out.tfevents.%10lld.", &other) == 1 && other >= seconds)
+      seconds = other + 1;
+  if (listing) closedir(listing);
+  const g2z_path path = g2z_path_in(run_dir, "events.out.tfevents.%010lld.%s", seconds, host);
+  G2Z_TRY(G2Z_NEW(services, 1, &e));
+  e->services = services;
+  g2z_status status = g2z_writer_create(services, path.text, &e->writer);
+  /* Writes the version that TensorBoard expects, then SessionLog { status: START } at the first
+   * step that this file replaces. The first file needs a START, too: TensorBoard takes the first
+   * START for the run's beginning, and drops earlier values only at each later START. */
+  if (status == G2Z_OK) status = g2zp_event_write(e, 0, 3, "brain.Event:2", 13);
+  if (status == G2Z_OK) status = g2zp_event_write(e, first_step, 7, "\x08\x01", 2);
+  if (status == G2Z_OK) status = g2z_writer_commit(e->writer);
+  if (status == G2Z_OK)
+    status = g2zp_events_again(e, g2z_path_in(run_dir, "metrics.jsonl").text, first_step);
+  if (status != G2Z_OK) g2z_events_free(e);
+  else *out = e;
+  return status;
+}
+
+G2Z_API g2z_status g2z_events_put(g2z_events *e, const char *text) {
+  g2zp_line line;
+  G2Z_TRY(g2zp_line_read(e->services, "metrics.jsonl", text, strlen(text), 0, &line));
+  return g2zp_event_line(e, &line);
+}
+
+G2Z_API void g2z_events_free(g2z_events *e) {
+  if (!e) return;
+  g2z_writer_free(e->writer);
+  g2z_release(e->services, e);
 }
 
 /* ----- the report of a run ----- */

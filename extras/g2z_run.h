@@ -563,34 +563,34 @@ static g2z_status g2zr_write_text(g2z_run *run, const char *name, const char *te
   return status;
 }
 
-/* Rank 0: scalars for TensorBoard. The first call creates the file. */
-static g2z_status g2zr_put_events(g2z_run *run, int64_t step, const g2z_scalar *scalars,
-                                  int count) {
-  g2z_status status = G2Z_OK;
-  if (run->metrics.file < 0 || !run->config.tensorboard) return G2Z_OK;
-  if (!run->events)
-    status = g2z_events_create(run->services, run->config.run_dir, run->resumed + 1, &run->events);
-  if (status == G2Z_OK) status = g2z_events_put(run->events, step, scalars, count);
-  return g2zr_hold(run, status);
-}
+typedef struct g2zr_number {
+  const char *name;
+  double value;                      /* not finite: null in the file */
+} g2zr_number;
 
-/* A line of metrics.jsonl: step, tokens, the scalars, then `last`, which has more members as text.
- * TensorBoard groups scalars by the part of a name before "/"; the line leaves this part out. */
-static g2z_status g2zr_put_line(g2z_run *run, const g2z_scalar *scalars, int count,
+/* Rank 0: a line of metrics.jsonl, and its numbers for TensorBoard: step, tokens, `numbers`, then
+ * `last`, which has more members as text. */
+static g2z_status g2zr_put_line(g2z_run *run, const g2zr_number *numbers, int count,
                                 const char *last) {
-  char line[1024], number[40];
+  char line[2048], text[40];
+  g2z_status status = G2Z_OK;
+  if (run->metrics.file < 0) return G2Z_OK;
   int used = snprintf(line, sizeof line, "{\"step\": %" PRId64 ", \"tokens\": %" PRId64,
                       run->known.step, run->known.tokens);
-  for (const g2z_scalar *scalar = scalars; scalar < scalars + count; scalar++) {
-    const double value = scalar->value;
+  for (const g2zr_number *number = numbers; number < numbers + count; number++) {
+    const double value = number->value;
     const int whole = fabs(value) < 1e15 && value == rint(value);
-    const char *group = strchr(scalar->name, '/');
-    snprintf(number, sizeof number, whole ? "%.0f" : "%.9g", value);
-    g2z_plain_number(number);
-    used += snprintf(line + used, sizeof line - (size_t)used, ", \"%s\": %s",
-                     group ? group + 1 : scalar->name, isfinite(value) ? number : "null");
+    snprintf(text, sizeof text, whole ? "%.0f" : "%.9g", value);
+    g2z_plain_number(text);
+    used += snprintf(line + used, sizeof line - (size_t)used, ", \"%s\": %s", number->name,
+                     isfinite(value) ? text : "null");
   }
-  return g2zr_append(run, &run->metrics, "%s%s}\n", line, last);
+  snprintf(line + used, sizeof line - (size_t)used, "%s}", last);
+  if (run->config.tensorboard && !run->events) /* before the line: it would be put twice */
+    status = g2z_events_create(run->services, run->config.run_dir, run->resumed, &run->events);
+  G2Z_TRY(g2zr_hold(run, status));
+  G2Z_TRY(g2zr_append(run, &run->metrics, "%s\n", line));
+  return g2zr_hold(run, run->events ? g2z_events_put(run->events, line) : G2Z_OK);
 }
 
 /* Rank 0: report.html. If writing fails, the run continues: other files have the same content.
@@ -2122,11 +2122,10 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_eve
   sum->smooth_weight = 0.95 * sum->smooth_weight + 0.05;
   if (m->step == run->steps && sum->applied == 0) /* ends the run after this step is reported */
     g2zr_note_failure(run, &run->ending, g2zr_judge(run));
-#define X(type, name, meaning) {"train/" #name, (double)m->name},
-  const g2z_scalar metrics[] = {G2Z_METRIC_LIST(X)}; /* the first two are step and tokens */
+#define X(type, name, meaning) {#name, (double)m->name},
+  const g2zr_number metrics[] = {G2Z_METRIC_LIST(X)}; /* the first two are step and tokens */
 #undef X
   G2Z_TRY(g2zr_put_line(run, metrics + 2, (int)G2Z_COUNT(metrics) - 2, ""));
-  G2Z_TRY(g2zr_put_events(run, m->step, metrics + 1, (int)G2Z_COUNT(metrics) - 1));
   const double smooth_s = sum->smooth_s / sum->smooth_weight;
   event->kind = G2Z_RUN_STEP;
   event->tokens_per_second = tokens / smooth_s;
@@ -2200,7 +2199,7 @@ static g2z_status g2zr_save(g2z_run *run, g2z_run_event *event) {
   event->kind = G2Z_RUN_SAVED;
   g2zr_line(run, "step %" PRId64 "/%" PRId64 " | checkpoint %.4096s | %.2f s", run->step,
             run->steps, saved.text, seconds);
-  const g2z_scalar spent = {"save_ms", seconds * 1e3};
+  const g2zr_number spent = {"save_ms", seconds * 1e3};
   G2Z_TRY(g2zr_put_line(run, &spent, 1, ""));
   G2Z_TRY(g2zr_log(run, run->line));
   g2zr_report(run, 0);
@@ -2348,11 +2347,9 @@ static g2z_status g2zr_validate(g2z_run *run, g2z_run_event *event) {
   if (reached) snprintf(note, sizeof note, " | reaches the target of %g", sum->target_loss);
   g2zr_line(run, "step %" PRId64 "/%" PRId64 " | val loss %.4f | perplexity %s%s", run->step,
             run->steps, loss, shown, note);
-  const g2z_scalar values[] = {
+  const g2zr_number values[] = {
       {"val_loss", loss}, {"val_ms", seconds * 1e3}, {"target_seconds", sum->target_s}};
   G2Z_TRY(g2zr_put_line(run, values, reached ? 3 : 2, reached ? ", \"target\": true" : ""));
-  const g2z_scalar curve = {"val/loss", loss};
-  G2Z_TRY(g2zr_put_events(run, run->step, &curve, 1));
   G2Z_TRY(g2zr_log(run, run->line));
   if (config->patience > 0 && sum->stale >= (double)config->patience &&
       !(run->due & G2ZR_DUE_FINISH)) {
@@ -2374,7 +2371,7 @@ static g2z_status g2zr_evaluate(g2z_run *run, g2z_run_event *event) {
     alike += strcmp(begin ? begin + 1 : other, name) == 0;
   }
   if (alike > 1) name = strlen(path) > NAME_MAX ? path + strlen(path) - NAME_MAX : path;
-  char text[200], tag[3 * NAME_MAX + 8] = "eval/", member[3 * NAME_MAX + 32];
+  char text[200], shown[3 * NAME_MAX + 1], member[3 * NAME_MAX + 32];
   double begin = g2z_seconds();
   g2z_eval eval;
   G2Z_TRY(g2z_eval_run(run->eval[file], &run->trainer->model, g2zr_share, run, &eval));
@@ -2384,24 +2381,22 @@ static g2z_status g2zr_evaluate(g2z_run *run, g2z_run_event *event) {
   g2z_eval_text(&eval, text);
   g2zr_line(run, "step %" PRId64 "/%" PRId64 " | %s | %s | %.2f s", run->step, run->steps, path,
             text, seconds);
-  const g2z_scalar values[] = {{"eval", (double)file},
-                               {"eval_loss", eval.loss},
-                               {"eval_acc_norm", eval.questions ? eval.acc_norm : NAN},
-                               {"eval_ms", seconds * 1e3}};
-  /* Strings of both files are UTF-8 without control characters. */
-  char *to = tag + strlen(tag);
+  const g2zr_number values[] = {{"eval", (double)file},
+                                {"eval_loss", eval.loss},
+                                {"eval_acc_norm", eval.questions ? eval.acc_norm : NAN},
+                                {"eval_ms", seconds * 1e3}};
+  /* A string of the file is UTF-8 without control characters. */
+  char *to = shown;
   const unsigned char *at = (const unsigned char *)name, *end = at + strlen(name);
-  for (g2z_shown shown; at < end; at += shown.used, to += shown.bytes) {
-    shown = g2z_utf8_show(at, end);
-    memcpy(to, shown.text, shown.bytes);
+  for (g2z_shown one; at < end; at += one.used, to += one.bytes) {
+    one = g2z_utf8_show(at, end);
+    memcpy(to, one.text, one.bytes);
   }
   *to = 0;
-  snprintf(member, sizeof member, ", \"eval_file\": \"%s\"", tag + strlen("eval/"));
+  snprintf(member, sizeof member, ", \"eval_file\": \"%s\"", shown);
   for (char *c = member + strlen(", \"eval_file\": \""); c[1]; c++)
     if (*c == '"' || *c == '\\') *c = '\''; /* it needs no escape */
   G2Z_TRY(g2zr_put_line(run, values, 4, member));
-  const g2z_scalar curve = {tag, eval.loss};
-  G2Z_TRY(g2zr_put_events(run, run->step, &curve, 1));
   return g2zr_log(run, run->line);
 }
 
@@ -2435,7 +2430,7 @@ static g2z_status g2zr_write_sample(g2z_run *run, g2z_run_event *event) {
   G2Z_TRY(g2zr_tell_failure(run, &run->ending));
   event->kind = G2Z_RUN_SAMPLE;
   event->sample = run->sample + length;
-  const g2z_scalar spent = {"sample_ms", (g2z_seconds() - begin) * 1e3};
+  const g2zr_number spent = {"sample_ms", (g2z_seconds() - begin) * 1e3};
   G2Z_TRY(g2zr_put_line(run, &spent, 1, ""));
   if (run->log.file >= 0)
     G2Z_TRY(g2zr_hold(run, g2zr_write_text(run, "sample.txt", run->sample)));
@@ -2540,7 +2535,7 @@ static g2z_status g2zr_due(g2z_run *run, g2z_run_event *event, int *shown) {
     case G2ZR_DUE_EPOCH_END: { /* the next epoch begins unless the run ends */
       const g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
       g2zr_settle_epoch(run);
-      const g2z_scalar ended[] = {{"epoch", epoch->index}, {"epoch_ms", epoch->wall_s * 1e3}};
+      const g2zr_number ended[] = {{"epoch", epoch->index}, {"epoch_ms", epoch->wall_s * 1e3}};
       if (run->epoch_ends) /* if --max-train-steps cuts an epoch, a longer run may continue it */
         G2Z_TRY(g2zr_put_line(run, ended, 2, ""));
       if (!(run->due & G2ZR_DUE_FINISH)) G2Z_TRY(g2zr_begin_epoch(run, epoch->index + 1));

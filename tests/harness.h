@@ -712,7 +712,7 @@ static g2z_status test_run_all(g2z_test *t, const g2z_run_config *config, test_r
     } else if (event.kind == G2Z_RUN_SAVED) {
       CHECK(t, event.metrics.step == seen->last_step);
       seen->saved++;
-    } else {
+    } else if (event.kind == G2Z_RUN_DONE) {
       seen->done = 1;
       snprintf(seen->line, sizeof seen->line, "%s", event.line);
     }

@@ -415,9 +415,11 @@ static uint64_t test_event_varint(const unsigned char **at) {
 
 typedef struct test_events {
   int events, values, starts;          /* starts: SessionLog events */
+  int64_t start;                       /* step of the last of them */
   int64_t first, last;                 /* steps of events with values */
   double loss[64], val_loss;           /* train/loss by step */
   char tags[8192];                     /* of --eval, one per line */
+  char points[32768];                  /* "STEP TAG VALUE", one per line */
 } test_events;
 
 /* Fields of one message. Nested messages are read in the same way: field numbers distinguish
@@ -430,13 +432,19 @@ static void test_event_fields(g2z_test *t, const unsigned char *at, const unsign
     if (type == 0) {
       uint64_t value = test_event_varint(&at);
       if (depth == 0 && field == 2) *step = (int64_t)value;
-      if (depth == 1 && field == 1) seen->starts += value == 1;
+      if (depth == 1 && field == 1 && value == 1) {
+        seen->starts++;
+        seen->start = *step;
+      }
     } else if (type == 1) at += 8;
     else if (type == 5) {
       float value;
       memcpy(&value, at, sizeof value);
       at += 4;
       CHECK(t, depth == 2 && field == 2 && *step >= 0 && *step < 64);
+      const size_t used = strlen(seen->points);
+      snprintf(seen->points + used, sizeof seen->points - used, "%d %s %.7g\n", (int)*step, tag,
+               (double)value);
       if (strcmp(tag, "train/loss") == 0) seen->loss[*step] = (double)value;
       if (strcmp(tag, "val/loss") == 0) seen->val_loss = (double)value;
       if (!seen->values++) seen->first = *step;
@@ -490,16 +498,28 @@ static void test_events_read(g2z_test *t, const char *run_dir, size_t index, tes
   CHECK(t, at == bytes && bytes > 0);
 }
 
+/* The number of points of a tag at a step that TensorBoard shows for two files: START of the second
+ * drops points of the first. */
+static int test_event_points(const test_events *one, const test_events *two, int step,
+                             const char *tag) {
+  const char *point = test_text("\n%d %s ", step, tag);
+  return (step < two->start ? test_times(test_text("\n%s", one->points), point) : 0) +
+         test_times(test_text("\n%s", two->points), point);
+}
+
 static void test_run_events(g2z_test *t) {
   test_events one, two;
   test_run_setup s = test_run_prepare(t, "run");
+  test_write_file(t, test_path(t, "e.txt"), "a text of few bytes", 19);
+  s.config.eval.count = 1;
+  s.config.eval.text[0] = test_at(t, "e.txt");
   s.config.save_weights = NULL;
   s.config.save_every = 3;
   s.config.max_train_steps = 3;
   s.config.resume = "latest";
   test_run_seen seen = test_run_well(t, &s);
   test_events_read(t, s.run_dir, 0, &one);
-  CHECK(t, one.first == 1 && one.last == 3 && one.starts == 1 && one.events == 2 + 3 + 1);
+  CHECK(t, one.first == 1 && one.last == 3 && one.starts == 1 && one.events == 2 + 3 + 2);
   CHECK_NEAR(t, one.loss[3], seen.last_loss, 1e-7);
   CHECK_NEAR(t, one.val_loss, seen.val_loss, 1e-6);
   test_sh(t, "mv run/events.* run/events.out.tfevents.9000000000.x"); /* a clock that is set back */
@@ -509,10 +529,59 @@ static void test_run_events(g2z_test *t) {
   CHECK(t, two.first == 3 && two.last == 8 && two.starts == 1); /* step 3 is validated again */
   CHECK_NEAR(t, two.loss[8], seen.last_loss, 1e-7);
   CHECK(t, test_files_count(t, "run/events.out.tfevents.") == 2);
+  /* TensorBoard shows as many points as metrics.jsonl has lines. */
+  static const char *const curves[][2] = {
+      {"train/loss", "loss"}, {"val/loss", "val_loss"}, {"eval/e.txt", "eval_loss"}};
+  const char *lines = test_read(t, "run/metrics.jsonl");
+  for (int step = 1; step <= 8; step++)
+    for (size_t i = 0; i < sizeof curves / sizeof *curves; i++) {
+      int want = 0;
+      for (const char *at = lines; (at = strstr(at, test_text("{\"step\": %d,", step))) != NULL; at++)
+        want += (size_t)(strstr(at, test_text("\"%s\": ", curves[i][1])) - at) < strcspn(at, "\n");
+      const int got = test_event_points(&one, &two, step, curves[i][0]);
+      FAIL_IF(t, got != want, "step %d has %d points of %s, expected %d", step, got, curves[i][0],
+              want);
+    }
   s = test_run_prepare(t, "without");
   s.config.tensorboard = 0;
   CHECK_OK(t, test_run_all(t, &s.config, &seen));
   CHECK(t, test_files_count(t, "without/events") == 0);
+}
+
+/* What is not finite is marked; what is not known has no point. A damaged line of metrics.jsonl has
+ * no points either. */
+static void test_event_values(g2z_test *t) {
+  static const struct { const char *line, *points; } cases[] = {
+      {"{\"step\": 4, \"tokens\": 9, \"loss\": 2.5, \"val_loss\": 7", ""},
+      {"{\"step\": 4, \"tokens\": 9, \"val_loss\": 3, \"val_ms\": 1}", "4 val/loss 3\n"},
+      {"{\"step\": 5, \"tokens\": 10, \"loss\": null, \"lr\": 0.5, \"grad_norm\": null, "
+       "\"loss_scale\": 1, \"skipped\": 1, \"step_ms\": 4, \"tok_s\": 8, \"mfu\": null, "
+       "\"exposed_comm_ms\": null, \"data_ms\": 0, \"mem_gib\": 2}",
+       "5 train/tokens 10\n5 train/loss nan\n5 train/lr 0.5\n5 train/grad_norm nan\n"
+       "5 train/loss_scale 1\n5 train/skipped 1\n5 train/step_ms 4\n5 train/tok_s 8\n"
+       "5 train/data_ms 0\n5 train/mem_gib 2\n"},
+      {"{\"step\": 5, \"val_loss\": null, \"val_ms\": 1}", "5 val/loss nan\n"},
+      {"{\"step\": 5, \"eval\": 0, \"eval_loss\": null, \"eval_file\": \"a\"}", "5 eval/a nan\n"},
+      {"{\"step\": 5, \"save_ms\": 3}", ""}};
+  char want[2048] = "";
+  test_events seen;
+  g2z_events *events;
+  FILE *file = test_report_file(t, "run", "metrics.jsonl");
+  fprintf(file, "{\"step\": 3, \"val_loss\": 9, \"val_ms\": 1}\n%s\n%s\n", cases[0].line,
+          cases[1].line);
+  CHECK(t, fclose(file) == 0);
+  CHECK_OK(t, g2z_events_create(&t->services, test_path(t, "run"), 4, &events));
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    strcat(want, cases[i].points);
+    if (i > 1) CHECK_OK(t, g2z_events_put(events, cases[i].line));
+  }
+  CHECK_FORMAT(t, g2z_events_put(events, cases[0].line), "metrics.jsonl");
+  g2z_events_free(events);
+  test_events_read(t, test_path(t, "run"), 0, &seen);
+  CHECK(t, seen.start == 4);
+  for (char *minus; (minus = strstr(seen.points, "-nan")) != NULL;) /* C may print a NaN's sign */
+    memmove(minus, minus + 1, strlen(minus));
+  FAIL_IF(t, strcmp(seen.points, want) != 0, "%s, expected %s", seen.points, want);
 }
 
 /* Names of any length and any bytes of files that are scored: the run ends well, and the file holds
