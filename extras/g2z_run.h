@@ -1738,10 +1738,13 @@ static void g2zr_introduce(g2z_run *run) {
                100 * loader->set[k].share, loader->set[k].glob, loader->set[k].tokens);
     G2ZR_SAY(run, "step: batch %d x sequence %d x micro-steps %d x ranks %d = %" PRId64 " tokens",
              plan->batch, plan->seq, plan->accum, plan->world, loader->global * plan->seq);
-    G2ZR_SAY(run, "schedule: %s, lr %g to %g, %" PRId64 " step%s of warm-up",
-             g2zr_schedules[train->optimizer.schedule], (double)train->optimizer.lr,
-             (double)train->optimizer.min_lr, train->optimizer.warmup,
-             G2Z_PLURAL(train->optimizer.warmup));
+    const g2z_optimizer_config *optimizer = &train->optimizer;
+    char last[32] = "";
+    if (optimizer->schedule != G2Z_SCHEDULE_CONSTANT)
+      snprintf(last, sizeof last, " to %g", (double)optimizer->min_lr);
+    G2ZR_SAY(run, "schedule: %s, lr %g%s, %" PRId64 " step%s of warm-up",
+             g2zr_schedules[optimizer->schedule], (double)optimizer->lr, last, optimizer->warmup,
+             G2Z_PLURAL(optimizer->warmup));
     const g2z_run_config *c = &run->config;
     const int64_t every = c->val_every > 0 ? c->val_every : run->steps_per_epoch;
     if ((c->keep_best || c->patience > 0) && run->resumed < run->steps && every >= run->steps &&
@@ -1749,10 +1752,15 @@ static void g2zr_introduce(g2z_run *run) {
       g2z_log(run->services, G2Z_LOG_WARNING, "the only validation is after the last step, so "
               "--keep-best and --patience have nothing to compare: add --val-every %" PRId64,
               1 + run->steps / 10);
-    if (train->optimizer.warmup > run->steps)
+    if (optimizer->warmup > optimizer->steps)
       g2z_log(run->services, G2Z_LOG_WARNING, "the warm-up of %" PRId64 " steps is longer than the "
               "run of %" PRId64 ": the learning rate never reaches --lr %g; lower --warmup",
-              train->optimizer.warmup, run->steps, (double)train->optimizer.lr);
+              optimizer->warmup, optimizer->steps, (double)optimizer->lr);
+    else if (optimizer->warmup > run->steps) /* a part of the schedule, which can be resumed */
+      g2z_log(run->services, G2Z_LOG_WARNING, "--max-train-steps %" PRId64 " ends the run within "
+              "the warm-up of %" PRId64 " steps, before the learning rate reaches --lr %g; for a "
+              "whole training of this length: --steps %" PRId64, run->steps, optimizer->warmup,
+              (double)optimizer->lr, run->steps);
   }
   if (run->val)
     G2ZR_SAY(run, "validation: %" PRId64 " batch%s, up to %" PRId64 " token%s", run->val_steps,

@@ -1955,7 +1955,13 @@ static void test_train_hints(g2z_test *t) {
 
   TRAIN(0, "--steps 2 --warmup 5 --lr 0.01");
   CHECK_HAS(t, said, "warning: the warm-up of 5 steps is longer than the run of 2: the learning "
-                     "rate never reaches --lr 0.01; lower --warmup");
+                     "rate never reaches --lr 0.01; lower --warmup",
+            "\nschedule: cosine, lr 0.01 to 0.001, 5 steps of warm-up\n");
+  test_sh(t, "rm -r \"$RUN\"");
+  TRAIN(0, "--steps 60 --max-train-steps 4 --lr 0.01 --schedule constant");
+  CHECK_HAS(t, said, "\nschedule: constant, lr 0.01, 6 steps of warm-up\n",
+            "warning: --max-train-steps 4 ends the run within the warm-up of 6 steps, before the "
+            "learning rate reaches --lr 0.01; for a whole training of this length: --steps 4\n");
   test_sh(t, "rm -r \"$RUN\"");
 
   /* Stopped by Ctrl-C. */
