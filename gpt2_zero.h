@@ -247,6 +247,7 @@ typedef struct g2z_services {
   void (*also)(void *listener, g2z_log_level level, const char *sentence); /* a second log */
   void *listener;
   char error[G2Z_ERROR_BYTES];                  /* the sentence of the last failure */
+  int alike;                                    /* 1: all ranks of the job have this sentence */
 } g2z_services;
 
 /* Text quoted from a file, an argument or another rank must not steer a terminal. In place, control
@@ -2520,6 +2521,7 @@ G2Z_API char *g2z_tame(char *text) {
 G2Z_API g2z_status g2z_fail(g2z_services *services, g2z_status status, const char *format, ...) {
   G2Z__PRINT(services->error, format);
   g2z_tame(services->error);
+  services->alike = 0;
   return status;
 }
 
@@ -5114,7 +5116,7 @@ G2Z_API g2z_status g2z_loader_create(g2z_services *services, const g2z_loader_co
   loader->global = loader->rows * config->world;
   g2z_status status = g2z__loader_build(loader, config->glob);
   if (status != G2Z_OK) {
-    memcpy(services->error, loader->reader->services.error, sizeof services->error);
+    g2z_fail(services, status, "%s", loader->reader->services.error);
     g2z_loader_free(loader);
     return status;
   }
@@ -5142,10 +5144,8 @@ G2Z_API g2z_status g2z_loader_next(g2z_loader *loader, const int32_t **x, const 
   g2z__prefetch *reader = loader->reader;
   *x = *y = NULL;
   g2z__loader_join(reader);
-  if (reader->status != G2Z_OK) {
-    memcpy(reader->caller->error, reader->services.error, sizeof reader->caller->error);
-    return reader->status;
-  }
+  if (reader->status != G2Z_OK)
+    return g2z_fail(reader->caller, reader->status, "%s", reader->services.error);
   *x = reader->buffer[reader->fill];
   *y = *x + loader->rows * loader->config.seq;
   reader->fill = !reader->fill;
@@ -7812,7 +7812,9 @@ G2Z__PRIVATE g2z_status g2z__ranks_take(g2z_ranks *ranks, int peer, g2z__kind ki
              ranks->config.place.rank, g2z__kinds[kind].text, sequence, count);
   for (int r = 1; ranks->me == 0 && r < ranks->peer_count; r++)
     G2Z_TRY(g2z__ranks_put(ranks, r, G2Z__REFUSAL, 0, sentence, sizeof sentence));
-  return ranks->broken = g2z_fail(ranks->services, G2Z_BAD_ARGUMENT, "%s", sentence);
+  ranks->broken = g2z_fail(ranks->services, G2Z_BAD_ARGUMENT, "%s", sentence);
+  ranks->services->alike = ranks->me == 0 || head.kind == G2Z__REFUSAL;
+  return ranks->broken;
 }
 
 /* All ranks send to rank 0, and rank 0 sends `all` to every rank. root -1: rank r's `count` bytes
@@ -7869,9 +7871,10 @@ G2Z_API g2z_status g2z_ranks_agree(g2z_ranks *ranks, g2z_status mine) {
   status = ranks->votes[first];
   G2Z_TRY(g2z__ranks_call(ranks, G2Z__BROADCAST, first, sentence, sentence, sizeof sentence));
   sentence[sizeof sentence - 1] = 0;
-  return g2z_fail(ranks->services, status > 0 && status < G2Z_STATUS_COUNT ? (g2z_status)status
-                                                                            : G2Z_LOST,
-                  "%s", sentence);
+  g2z_fail(ranks->services, G2Z_LOST, "%s", sentence);
+  ranks->services->alike = 1;
+  if (status < 0 || status >= G2Z_STATUS_COUNT) return G2Z_LOST;
+  return (g2z_status)status;
 }
 
 /* *all: whether `mine` is true on every rank. */
@@ -9746,14 +9749,16 @@ G2Z__PRIVATE g2z_status g2z__trainer_report(g2z_trainer *t, int64_t loss_step, g
   report->data_ms = t->data_s[slot] * 1e3;
   report->exposed_comm_ms = t->comm->ops->waited_ms(t->comm, slot);
   if (state->skipped_at_minimum < G2Z__SKIPS_AT_MINIMUM) return G2Z_OK;
-  return g2z_fail(t->services, G2Z_DIVERGED,
-                  "%d steps in a row up to step %" PRId64 " had gradients that are not finite at "
-                  "loss scale %g: %s%s%s", (int)state->skipped_at_minimum, loss_step,
-                  (double)state->used_loss_scale, state->used_loss_scale > 1
-                  ? "lower --loss-scale, which is fixed, or remove it; " : "",
-                  t->plan->wire_dtype == G2Z_FP16 ? "give --grad-dtype fp32; " : "", state->applied
-                  ? "lower the learning rate, raise warmup, or go back to an earlier checkpoint"
-                  : "start from other weights, or take dtype=fp32"); /* lr had no effect yet */
+  g2z_fail(t->services, G2Z_DIVERGED,
+           "%d steps in a row up to step %" PRId64 " had gradients that are not finite at loss "
+           "scale %g: %s%s%s", (int)state->skipped_at_minimum, loss_step,
+           (double)state->used_loss_scale, state->used_loss_scale > 1
+           ? "lower --loss-scale, which is fixed, or remove it; " : "",
+           t->plan->wire_dtype == G2Z_FP16 ? "give --grad-dtype fp32; " : "", state->applied
+           ? "lower the learning rate, raise warmup, or go back to an earlier checkpoint"
+           : "start from other weights, or take dtype=fp32"); /* lr had no effect yet */
+  t->services->alike = 1; /* all ranks have this verdict */
+  return G2Z_DIVERGED;
 }
 
 G2Z_API void g2z_trainer_fail(g2z_trainer *t, g2z_status status) {

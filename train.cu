@@ -333,10 +333,8 @@ int main(int argc, char **argv) {
                                  : use(&p);
     }
   }
-  /* After the ranks have met, all have the same sentence, which names the rank that failed. Rank 0
-   * prints it. */
-  const int same = status == G2Z_STOPPED ||
-                   (p.options.met && status != G2Z_LOST && strstr(services.error, "rank "));
+  /* Rank 0 prints a sentence that all ranks have. */
+  const int same = status == G2Z_STOPPED || services.alike;
   int printed = same && p.context.ranks.place.rank != 0;
   if (status != G2Z_OK && status != G2Z_NO_MEMORY && alike) {
     g2z_services other; /* so that its error does not replace the sentence */

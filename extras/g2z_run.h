@@ -315,6 +315,7 @@ typedef struct g2zr_stream {
 
 typedef struct g2zr_failure {        /* a failure that is reported later */
   g2z_status status;
+  int alike;                         /* as in g2z_services */
   char sentence[G2Z_ERROR_BYTES];
 } g2zr_failure;
 
@@ -413,12 +414,14 @@ G2Z_API g2z_run_config g2z_run_config_default(void) {
 static void g2zr_note_failure(g2z_run *run, g2zr_failure *failure, g2z_status status) {
   if (failure->status != G2Z_OK) return;
   failure->status = status;
+  failure->alike = run->services->alike;
   memcpy(failure->sentence, run->services->error, sizeof failure->sentence);
 }
 
 static g2z_status g2zr_tell_failure(g2z_run *run, const g2zr_failure *failure) {
-  if (failure->status != G2Z_OK)
-    memcpy(run->services->error, failure->sentence, sizeof failure->sentence);
+  if (failure->status == G2Z_OK) return G2Z_OK;
+  memcpy(run->services->error, failure->sentence, sizeof failure->sentence);
+  run->services->alike = failure->alike;
   return failure->status;
 }
 
@@ -2128,8 +2131,11 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_eve
   sum->train_tokens += tokens;
   sum->smooth_s = 0.95 * sum->smooth_s + 0.05 * step_s;
   sum->smooth_weight = 0.95 * sum->smooth_weight + 0.05;
-  if (m->step == run->steps && sum->applied == 0) /* ends the run after this step is reported */
-    g2zr_note_failure(run, &run->ending, g2zr_judge(run));
+  if (m->step == run->steps && sum->applied == 0) { /* ends the run after this step is reported */
+    const g2z_status verdict = g2zr_judge(run);
+    run->services->alike = 1; /* all ranks know the same steps */
+    g2zr_note_failure(run, &run->ending, verdict);
+  }
 #define X(type, name, meaning) {#name, (double)m->name},
   const g2zr_number metrics[] = {G2Z_METRIC_LIST(X)}; /* the first two are step and tokens */
 #undef X
@@ -2608,8 +2614,8 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   memset(event, 0, sizeof *event);
   g2z_status status = g2zr_advance(run, event);
   if (status == G2Z_OK) return G2Z_OK;
-  char sentence[G2Z_ERROR_BYTES]; /* writing it to train.log may fail, with another sentence */
-  memcpy(sentence, run->services->error, sizeof sentence);
+  g2zr_failure failure = {G2Z_OK, 0, ""}; /* writing it to train.log may fail, with another one */
+  g2zr_note_failure(run, &failure, status);
   /* If a file failed, but no step, a run of one rank saves before it ends. With several ranks the
    * others may not know of the failure yet. */
   const g2z_path path = g2zr_checkpoint(run, run->step, "");
@@ -2623,11 +2629,10 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
     if (g2zr_save_state(run, path.text) == G2Z_OK)
       g2z_log(run->services, G2Z_LOG_WARNING, "the run fails; it has saved %s", path.text);
   }
-  g2zr_log(run, sentence);
+  g2zr_log(run, failure.sentence);
   if (run->metrics.file >= 0 && status != G2Z_STOPPED)
     g2z_report_run(run->services, run->config.run_dir);
-  memcpy(run->services->error, sentence, sizeof sentence);
-  return status;
+  return g2zr_tell_failure(run, &failure);
 }
 
 /* ===== command line ======================================================

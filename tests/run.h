@@ -672,6 +672,8 @@ static const char *const test_train_bad[][2] = {
     {"--train $SHARD $TINY --batch 1 --ranks 3 --batch 100000", "hold "},
     {"--train $SHARD $TINY --batch 1 --ranks 3 --save-weights /proc/none",
      "cannot create the directory /proc/none"},
+    {"--train $SHARD $TINY --batch 1 --ranks 3 --dtype fp16 --loss-scale 16777216 --run-dir none",
+     "no step of 1 was applied"},
 };
 #undef USELESS
 
