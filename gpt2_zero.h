@@ -8,7 +8,7 @@
  *       static g2z_services services;                            // malloc, no log
  *       g2z_context *context = NULL;  g2z_trainer *trainer = NULL;  g2z_report report;
  *       g2z_context_config cc = g2z_context_config_default(&services);
- *       g2z_train_config tc = g2z_train_config_default();        // GPT-2 124M
+ *       g2z_train_config tc = g2z_train_config_default(cc.device); // GPT-2 124M
  *       tc.train_glob = "data/text_train_*.bin";                  // from prepare_data
  *       g2z_status status = g2z_context_create(&cc, &context);
  *       if (status == G2Z_OK) status = g2z_trainer_create(context, &tc, &trainer);
@@ -498,6 +498,8 @@ typedef enum g2z_optimizer { G2Z_OPTIMIZER_LIST(G2Z_LIST_NAME) G2Z_OPTIMIZER_COU
 typedef enum g2z_device_kind { G2Z_DEVICE_LIST(G2Z_LIST_NAME) G2Z_DEVICE_COUNT } g2z_device_kind;
 
 G2Z_API const char *g2z_dtype_text(g2z_dtype dtype); /* "fp16" */
+/* The type in which a device trains and generates by default: fp16 on a GPU, fp32 on a CPU. */
+G2Z_API g2z_dtype g2z_dtype_default(g2z_device_kind device);
 
 /* The shape of a GPT-2. As published, LayerNorm's epsilon is 1e-5, and GELU has its tanh form. */
 #define G2Z_LAYERNORM_EPS 1e-5f
@@ -543,7 +545,7 @@ typedef struct g2z_train_config {
   int seq;                      /* T: tokens per sequence, at most model.context */
   int accum;                    /* micro-steps per step */
   g2z_optimizer_config optimizer;
-  g2z_dtype dtype;
+  g2z_dtype dtype;              /* default: g2z_dtype_default of the device */
   g2z_fp8 fp8;                  /* in training steps only; needs fp16 (or bf16, up to FORWARD) and
                                  * Hopper, or a CPU, which rounds as Hopper does. ALL: batch x seq
                                  * is a multiple of 128, and channels of 16 */
@@ -563,7 +565,8 @@ typedef struct g2z_train_config {
   const char *init_from;        /* directory of model.safetensors, config.json; NULL: random */
 } g2z_train_config;
 
-G2Z_API g2z_train_config g2z_train_config_default(void);
+/* GPT-2 124M, in the default type of the device that will train: g2z_context_config.device. */
+G2Z_API g2z_train_config g2z_train_config_default(g2z_device_kind device);
 
 /* A number or a choice of g2z_train_config. The table of all settings is in room i05. */
 typedef enum g2z_setting_kind {
@@ -582,7 +585,7 @@ typedef struct g2z_setting {
   const char *name;           /* as in sentences and checkpoints */
   g2z_setting_kind kind;
   size_t at;                  /* offset in g2z_train_config */
-  const char *standard;       /* the default */
+  const char *standard;       /* the default; NULL: it depends on the device */
   double least, most;         /* inclusive bounds; none if they are equal */
   const char *words;          /* of a CHOICE: "|none|block" */
   g2z_on_resume on_resume;
@@ -1061,7 +1064,7 @@ enum {
   G2Z_VERDICT_STOP,          /* 1: the rank was asked to stop */
   G2Z_VERDICT_MASKED,        /* targets of -1: gradients and losses are means over the others */
   G2Z_VERDICT_COLUMNS,
-  G2Z_VERDICT_SUMS = G2Z_VERDICT_STATUS /* the first columns: a step zeroes them and adds up there */
+  G2Z_VERDICT_SUMS = G2Z_VERDICT_STATUS /* number of the first columns, which a step zeroes first */
 };
 typedef struct g2z_verdict {
   double *rows;              /* device, [world, G2Z_VERDICT_COLUMNS] */
@@ -3473,11 +3476,11 @@ G2Z_API const char *g2z_dtype_text(g2z_dtype dtype) {
 
 G2Z_API g2z_status g2z_model_config_named(g2z_services *services, const char *name,
                                           g2z_model_config *out) {
-#define X(known, L, NH, C)                               \
-  if (strcmp(name, known) == 0) {                        \
-    *out = g2z_train_config_default().model;             \
-    out->layers = L, out->heads = NH, out->channels = C; \
-    return G2Z_OK;                                       \
+#define X(known, L, NH, C)                                 \
+  if (strcmp(name, known) == 0) {                          \
+    *out = g2z_train_config_default(G2Z_DEVICE_CPU).model; \
+    out->layers = L, out->heads = NH, out->channels = C;   \
+    return G2Z_OK;                                         \
   }
   G2Z_MODEL_LIST(X)
 #undef X
@@ -3527,7 +3530,7 @@ static const g2z_setting g2z__settings[] = {
     CHOICE(schedule,  optimizer.schedule, "cosine", G2Z_SCHEDULE_LIST(G2Z_LIST_WORD), WARN),
     CHOICE(moments,   optimizer.moments_bf16, "fp32", "|fp32|bf16", ROUNDS),
     CHOICE(optimizer, optimizer.kind, "adamw", G2Z_OPTIMIZER_LIST(G2Z_LIST_WORD), WARN),
-    CHOICE(dtype,     dtype,     "fp32", G2Z_DTYPE_LIST(G2Z_LIST_WORD), WARN),
+    CHOICE(dtype,     dtype,     NULL,   G2Z_DTYPE_LIST(G2Z_LIST_WORD), WARN),
     CHOICE(fp8,       fp8,       "none", G2Z_FP8_LIST(G2Z_LIST_WORD),        WARN),
     CHOICE(grad_fp32, grad_fp32, "same", "|same|fp32",                   ROUNDS),
     CHOICE(strategy,  strategy,  "zero", G2Z_STRATEGY_LIST(G2Z_LIST_WORD),   ROUNDS),
@@ -3665,13 +3668,19 @@ G2Z__PRIVATE g2z_status g2z__model_config_check(g2z_services *services,
   return G2Z_OK;
 }
 
-G2Z_API g2z_train_config g2z_train_config_default(void) {
+G2Z_API g2z_dtype g2z_dtype_default(g2z_device_kind device) {
+  return device == G2Z_DEVICE_CUDA ? G2Z_FP16 : G2Z_FP32;
+}
+
+G2Z_API g2z_train_config g2z_train_config_default(g2z_device_kind device) {
   g2z_train_config config;
   memset(&config, 0, sizeof config);
   config.stamp = G2Z__STAMP;
   config.model.eot = G2Z__EOT;
   for (int i = 0; i < G2Z__SETTINGS; i++)
-    g2z__setting_read(&g2z__settings[i], &config, g2z__settings[i].standard);
+    if (g2z__settings[i].standard)
+      g2z__setting_read(&g2z__settings[i], &config, g2z__settings[i].standard);
+  config.dtype = g2z_dtype_default(device);
   return config;
 }
 
@@ -9885,7 +9894,7 @@ G2Z__PRIVATE void g2z__model_shrink(g2z_model *m) {
  * failure the caller frees what the model got. */
 G2Z__PRIVATE g2z_status g2z__model_extend(g2z_model *m, int B, int T, int cached) {
   const size_t tokens = (size_t)B * (size_t)T;
-  g2z_train_config config = g2z_train_config_default();
+  g2z_train_config config = g2z_train_config_default(m->device->kind);
   config.model = m->config;
   config.batch = B;
   config.seq = T;

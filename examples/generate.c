@@ -23,7 +23,7 @@ int main(int argc, char **argv) {
   if (argc < 4 || argc > 6)
     return fprintf(stderr, "use: %s WEIGHTS VOCAB PROMPT [TOKENS [TEMPERATURE]]\n", argv[0]), 1;
   g2z_context_config place = g2z_context_config_default(&services);
-  g2z_dtype dtype = place.device == G2Z_DEVICE_CUDA ? G2Z_FP16 : G2Z_FP32;
+  g2z_dtype dtype = g2z_dtype_default(place.device);
   g2z_sampling sampling = g2z_sampling_default();
   sampling.temperature = argc > 5 ? strtof(argv[5], NULL) : 0.8f;
   sampling.seed = (uint64_t)time(NULL);

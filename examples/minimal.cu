@@ -30,14 +30,13 @@ int main(int argc, char **argv) {
     return 1;
   }
   g2z_context_config place = g2z_context_config_default(&services); /* from the launcher */
-  g2z_train_config config = g2z_train_config_default();
+  g2z_train_config config = g2z_train_config_default(place.device);
   config.train_glob = argv[1];
   config.model.layers = layers, config.model.channels = channels;
   config.model.heads = channels % 64 ? 1 : channels / 64;
   config.model.context = config.seq = seq;
   config.batch = batch;
   config.optimizer.steps = steps, config.optimizer.warmup = steps / 10;
-  if (place.device == G2Z_DEVICE_CUDA) config.dtype = G2Z_FP16;
   for (int step = 1; step <= steps && status == G2Z_OK; step++) { /* the newest checkpoint */
     snprintf(directory, sizeof directory, "minimal-step-%06d", step);
     status = g2z_is_there(&services, directory, &there);

@@ -16,7 +16,7 @@ int main(int argc, char **argv) {
   double sum = 0, mean; int64_t scored = 0;
   if (argc != 4) return fprintf(stderr, "use: %s WEIGHTS VOCABULARY TEXT\n", argv[0]), 1;
   g2z_context_config place = g2z_context_config_default(&services);
-  g2z_dtype dtype = place.device == G2Z_DEVICE_CUDA ? G2Z_FP16 : G2Z_FP32;
+  g2z_dtype dtype = g2z_dtype_default(place.device);
   g2z_status status = g2z_context_create(&place, &context);
   if (status == G2Z_OK) status = g2z_model_open(context, argv[1], dtype, &model);
   if (status == G2Z_OK) status = g2z_tokenizer_create(&services, argv[2], &tokenizer);

@@ -750,7 +750,7 @@ static int g2zx_flags_of(g2z_bench *o, g2z_flag flags[G2ZX_FLAGS]) {
 static void g2zx_default(g2z_bench *o, int command, g2z_device_kind kind) {
   const g2zx_row *row = g2zx_row_of(command);
   memset(o, 0, sizeof *o);
-  o->train = g2z_train_config_default();
+  o->train = g2z_train_config_default(kind);
   o->command = command;
   o->device = o->dtype = -1;
   o->work.steps = 10;
@@ -840,8 +840,7 @@ G2Z_API g2z_status g2z_bench_read(g2z_services *services, int argc, char **argv,
   }
   g2z_shape_override(model, &o->shape);
   o->train.seq = o->work.seq ? o->work.seq : model->context;
-  o->train.dtype = o->dtype >= 0 ? (g2z_dtype)o->dtype
-                   : context->device == G2Z_DEVICE_CUDA ? G2Z_FP16 : G2Z_FP32;
+  o->train.dtype = o->dtype >= 0 ? (g2z_dtype)o->dtype : g2z_dtype_default(context->device);
   o->train.optimizer.warmup = 0;
   return G2Z_OK;
 }
@@ -932,7 +931,7 @@ static double g2zx_cpu_s(void) { return (double)clock() / CLOCKS_PER_SEC; }
 /* Runs a training, and measures its last o->work.steps steps. */
 static g2z_status g2zx_train_point(g2z_context *context, const g2z_bench *o, g2z_stopwatch *w,
                                    char hardware[256]) {
-  g2z_run_config config = g2z_run_config_default();
+  g2z_run_config config = g2z_run_config_default(context->device);
   g2z_run *run;
   g2z_run_event event;
   const int last = o->work.warmup + o->work.steps;

@@ -8,7 +8,7 @@
  *     static g2z_services services;                               // malloc, no log
  *     g2z_context *context = NULL;  g2z_run *run = NULL;  g2z_run_event event;
  *     g2z_context_config cc = g2z_context_config_default(&services);
- *     g2z_run_config config = g2z_run_config_default();           // GPT-2 124M
+ *     g2z_run_config config = g2z_run_config_default(cc.device);  // GPT-2 124M
  *     config.train.train_glob = "data/text_train_*.bin";  config.run_dir = "runs/first";
  *     g2z_status status = g2z_context_create(&cc, &context);
  *     if (status == G2Z_OK) status = g2z_run_create(context, &config, &run);
@@ -106,7 +106,7 @@ typedef struct g2z_run_config {
 } g2z_run_config;
 /* Samples of 64 tokens at temperature 0.8; warmup and min_lr -1; tensorboard 1. Everything else is
  * NULL, 0 or from g2z_*_default. */
-G2Z_API g2z_run_config g2z_run_config_default(void);
+G2Z_API g2z_run_config g2z_run_config_default(g2z_device_kind device);
 
 typedef enum g2z_run_kind {
   G2Z_RUN_STEP,        /* the loss of a step became known */
@@ -395,10 +395,10 @@ struct g2z_run {
   char early[4096];                  /* lines for train.log from before it was open */
 };
 
-G2Z_API g2z_run_config g2z_run_config_default(void) {
+G2Z_API g2z_run_config g2z_run_config_default(g2z_device_kind device) {
   g2z_run_config config;
   memset(&config, 0, sizeof config);
-  config.train = g2z_train_config_default();
+  config.train = g2z_train_config_default(device);
   config.train.optimizer.min_lr = -1;
   config.train.optimizer.warmup = -1;
   config.sampling = g2z_sampling_default();
@@ -2758,7 +2758,7 @@ G2Z_API g2z_run_options g2z_run_options_default(void) {
   const g2z_ranks_config ranks = g2z_ranks_config_default();
   g2z_run_options o;
   memset(&o, 0, sizeof o);
-  o.run = g2z_run_config_default();
+  o.run = g2z_run_config_default(G2Z_DEVICE_CPU); /* _settle sets the type for the device */
   o.device = o.dtype = o.zero = -1;
   o.join_timeout = (float)ranks.join_s;
   o.silence_timeout = (float)ranks.silence_s;
@@ -3060,8 +3060,7 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
   else if (context->device == G2Z_DEVICE_CPU && ranks->place.rank == 0 &&
            g2z_device_find_gpu(services) == G2Z_DEVICE)
     g2z_log(services, G2Z_LOG_WARNING, "this runs on the CPU: %s", services->error);
-  train->dtype = o->dtype >= 0 ? (g2z_dtype)o->dtype
-                 : context->device == G2Z_DEVICE_CUDA ? G2Z_FP16 : G2Z_FP32;
+  train->dtype = o->dtype >= 0 ? (g2z_dtype)o->dtype : g2z_dtype_default(context->device);
   train->seq = o->seq ? o->seq : train->model.context;
   const int64_t together = (int64_t)train->batch * ranks->place.world;
   if (o->global_batch && o->accum)

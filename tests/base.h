@@ -564,10 +564,13 @@ static void test_config_checks(g2z_test *t) {
     }
   memset(&config, 0, sizeof config);
   CHECK_BAD(t, test_config_check(s, &config), "never initialised");
-  config = g2z_train_config_default();
+  config = g2z_train_config_default(G2Z_DEVICE_CPU);
   CHECK_OK(t, test_config_check(s, &config));
+  CHECK(t, config.dtype == G2Z_FP32); /* as ./train does */
+  CHECK(t, g2z_train_config_default(G2Z_DEVICE_CUDA).dtype == G2Z_FP16);
+  CHECK(t, g2z_run_config_default(G2Z_DEVICE_CUDA).train.dtype == G2Z_FP16);
 #define REFUSED(member, value, part)    \
-  config = g2z_train_config_default();  \
+  config = g2z_train_config_default(G2Z_DEVICE_CPU);  \
   config.member = value;                \
   CHECK_BAD(t, test_config_check(s, &config), part)
   REFUSED(model.heads, 7, "channels=768 must divide by heads=7");
@@ -603,7 +606,7 @@ static void test_config_checks(g2z_test *t) {
 
 static void test_config_pairs(g2z_test *t) {
   g2z_services *s = &t->services;
-  g2z_train_config config = g2z_train_config_default();
+  g2z_train_config config = g2z_train_config_default(G2Z_DEVICE_CPU);
   config.fp8 = G2Z_FP8_ALL;
   CHECK_BAD(t, test_config_check(s, &config), "take dtype=fp16, or fp8=none");
   config.dtype = G2Z_BF16;
@@ -619,7 +622,7 @@ static void test_config_pairs(g2z_test *t) {
   CHECK_OK(t, test_config_check(s, &config));
   config.optimizer.kind = G2Z_OPTIMIZER_MUON;
   CHECK_BAD(t, test_config_check(s, &config), "moments=bf16 is for AdamW: take optimizer=adamw");
-  config = g2z_train_config_default();
+  config = g2z_train_config_default(G2Z_DEVICE_CPU);
   config.model.heads = 16;
   config.model.channels = 1024;
   config.model.context = config.seq = 32769;
@@ -654,7 +657,7 @@ static void test_schedules(g2z_test *t) {
       {G2Z_SCHEDULE_LINEAR, 35, 0.1 + 0.9 * 0.75},
       {G2Z_SCHEDULE_WSD, 90, 1.0},
       {G2Z_SCHEDULE_WSD, 100, 0.55}};
-  g2z_optimizer_config c = g2z_train_config_default().optimizer;
+  g2z_optimizer_config c = g2z_train_config_default(G2Z_DEVICE_CPU).optimizer;
   c.lr = 1.0f;
   c.min_lr = 0.1f;
   c.warmup = 10;

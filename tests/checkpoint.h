@@ -354,7 +354,7 @@ static void test_checkpoint_trouble(g2z_test *t) {
 
 static void test_checkpoint_locale(g2z_test *t) {
   char file[56];
-  g2z_train_config config = test_saved_config(t), want = g2z_train_config_default(), is;
+  g2z_train_config config = test_saved_config(t), want = g2z_train_config_default(G2Z_DEVICE_CPU), is;
   const char *at = test_at(t, "at");
   /* glibc's format: a magic number, six offsets, and what localedef writes there for de_DE. */
   static const uint32_t words[14] = {0x20031114, 6, 32, 34, 36, 40, 44, 48, 0, 0, ',', '.', 0, 0};
@@ -366,7 +366,7 @@ static void test_checkpoint_locale(g2z_test *t) {
   setenv("LOCPATH", t->directory, 1);
   if (!setlocale(LC_NUMERIC, "comma")) SKIP(t, "only glibc reads such a locale");
   CHECK(t, strtod("1,5", NULL) == 1.5);
-  is = g2z_train_config_default();
+  is = g2z_train_config_default(G2Z_DEVICE_CPU);
   CHECK(t, is.optimizer.lr == want.optimizer.lr && is.optimizer.beta1 == want.optimizer.beta1);
   g2z_trainer *trainer = test_trainer_of(t, &config);
   CHECK_OK(t, g2z_trainer_save(trainer, at));

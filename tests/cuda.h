@@ -1304,7 +1304,7 @@ static void test_cuda_optimizer(g2z_test *t) {
   for (int types = 0; types < TEST_TYPES; types++) {
     test_pair p;
     if (!test_pair_open(&p, t, types)) continue;
-    g2z_train_config train = g2z_train_config_default();
+    g2z_train_config train = g2z_train_config_default(G2Z_DEVICE_CPU);
     g2z_optimizer_config config = train.optimizer;
     config.clip = 1.0f;
     config.weight_decay = 0.1f;
@@ -1389,7 +1389,7 @@ static void test_cuda_muon_slices(test_pair *p, int skip) {
       {4104, 4104, 4101, 0, 4103, 0, 3, 1, 11},
       {4112, 4112, 4104, 0, 4112, 0, 60001, 0, 0.6f},
       {64200, 64112, 64112, 0, 64116, 0, 4007, 1, 7.7f}};
-  g2z_optimizer_config config = g2z_train_config_default().optimizer;
+  g2z_optimizer_config config = g2z_train_config_default(G2Z_DEVICE_CPU).optimizer;
   config.momentum = 0.9f;
   config.weight_decay = 0.1f;
   test_state state = test_state_make(p, 1, 0);

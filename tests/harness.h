@@ -464,7 +464,7 @@ static uint32_t test_bpe_random(uint32_t *state) {
 
 static g2z_train_config test_config_of(int layers, int heads, int channels, int context,
                                        int vocab) {
-  g2z_train_config config = g2z_train_config_default();
+  g2z_train_config config = g2z_train_config_default(G2Z_DEVICE_CPU);
   config.model.layers = layers;
   config.model.heads = heads;
   config.model.channels = channels;
@@ -623,7 +623,7 @@ typedef struct test_run_setup {
 
 static test_run_setup test_run_prepare(g2z_test *t, const char *run_dir) {
   test_run_setup setup, *s = &setup;
-  s->config = g2z_run_config_default();
+  s->config = g2z_run_config_default(G2Z_DEVICE_CPU);
   s->train = test_kept(t, test_path(t, "digits_train_000000.bin"));
   s->val = test_kept(t, test_path(t, "digits_val_000000.bin"));
   s->run_dir = test_kept(t, test_path(t, run_dir));

@@ -8,7 +8,7 @@ static void test_plan_of_published_models(g2z_test *t) {
       {"gpt2", 124439808}, {"gpt2-medium", 354823168}, {"gpt2-large", 774030080},
       {"gpt2-xl", 1557611200}};
   for (int i = 0; i < 4; i++) {
-    g2z_train_config config = g2z_train_config_default();
+    g2z_train_config config = g2z_train_config_default(G2Z_DEVICE_CPU);
     CHECK_OK(t, g2z_model_config_named(&t->services, known[i].name, &config.model));
     const g2z_plan *plan = test_plan(t, &config, G2Z_DEVICE_CUDA, 0, 1);
     CHECK(t, plan->parameters == known[i].parameters);
@@ -168,7 +168,7 @@ static void test_plan_tiles(g2z_test *t) {
  * buckets of the full size if it is fp32, or if the embedding's part is sent as rows (up to 33,536
  * tokens). */
 static void test_plan_last_buckets(g2z_test *t) {
-  g2z_train_config config = g2z_train_config_default();
+  g2z_train_config config = g2z_train_config_default(G2Z_DEVICE_CPU);
   config.dtype = G2Z_FP16;
   config.seq = 16;
   for (int i = 0; i < 4; i++) {
@@ -196,7 +196,7 @@ static void test_plan_head(g2z_test *t) {
   for (int i = 0; i < 4; i++) { /* 124M with and without recomputation; medium; large vocabulary */
     size_t before = 0;
     for (int batch = 1; batch <= 80; batch++) {
-      g2z_train_config config = g2z_train_config_default();
+      g2z_train_config config = g2z_train_config_default(G2Z_DEVICE_CPU);
       config.dtype = G2Z_FP16;
       config.batch = batch;
       if (i == 1) config.recompute = G2Z_RECOMPUTE_BLOCK;
@@ -222,7 +222,7 @@ static void test_plan_wte_gradient(g2z_test *t) {
   } cases[] = {{1, 1, 2, 1}, {1, 1, 32, 1}, {1, 1, 33, 0}, {1, 2, 2, 0}, {2, 1, 2, 1}, {2, 2, 2, 0},
                {2, 3, 2, 0}, {12, 1, 4, 0}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    g2z_train_config config = g2z_train_config_default();
+    g2z_train_config config = g2z_train_config_default(G2Z_DEVICE_CPU);
     config.dtype = G2Z_FP16;
     config.accum = cases[i].accum;
     config.batch = cases[i].batch;
@@ -239,7 +239,7 @@ static void test_plan_wte_gradient(g2z_test *t) {
 /* A GPU records steps of any size as graphs unless the config forbids it; a CPU has no graphs. */
 static void test_plan_graphs(g2z_test *t) {
   for (int i = 0; i < 6; i++) {
-    g2z_train_config config = g2z_train_config_default();
+    g2z_train_config config = g2z_train_config_default(G2Z_DEVICE_CPU);
     config.batch = i < 3 ? 1 : 32;
     config.graph = i % 3;
     CHECK(t, test_plan(t, &config, G2Z_DEVICE_CUDA, 0, 1)->graphed == (config.graph > 0));
@@ -254,7 +254,7 @@ static void test_plan_bytes(g2z_test *t) {
   static const int shapes[2][3] = {{48, 25, 1600}, {32, 32, 4096}};
   for (int i = 0; i < 2; i++)
     for (int stage = 0; stage <= 3; stage++) {
-      g2z_train_config config = g2z_train_config_default();
+      g2z_train_config config = g2z_train_config_default(G2Z_DEVICE_CPU);
       config.model.layers = shapes[i][0];
       config.model.heads = shapes[i][1];
       config.model.channels = shapes[i][2];
@@ -291,7 +291,7 @@ static void test_plan_largest_batch(g2z_test *t) {
   const size_t budget = (size_t)40 << 30;
   int largest[4];
   for (int i = 0; i < 4; i++) { /* one GPU; four, where NCCL needs memory too */
-    g2z_train_config config = g2z_train_config_default();
+    g2z_train_config config = g2z_train_config_default(G2Z_DEVICE_CPU);
     int world = i < 2 ? 1 : 4;
     config.recompute = i % 2 ? G2Z_RECOMPUTE_BLOCK : G2Z_RECOMPUTE_NONE;
     const g2z_plan *plan = test_plan(t, &config, G2Z_DEVICE_CUDA, 0, world);
@@ -304,8 +304,8 @@ static void test_plan_largest_batch(g2z_test *t) {
   CHECK(t, largest[1] > 2 * largest[0] && largest[3] > 2 * largest[2]);
   for (int transport = 0; transport < G2Z_TRANSPORT_COUNT; transport++)
     for (int batch = 1; batch <= 32; batch *= 2) { /* the memory that a batch needs allows */
-      g2z_train_config config = g2z_train_config_default(); /* just this batch, for any config */
-      config.dtype = G2Z_FP16;
+      /* just this batch, for any config */
+      g2z_train_config config = g2z_train_config_default(G2Z_DEVICE_CUDA);
       config.transport = (g2z_transport)transport;
       config.batch = batch;
       size_t needs = test_plan_needs(t, &config, 8);
@@ -318,8 +318,9 @@ static void test_plan_largest_batch(g2z_test *t) {
   g2z_train_config tiny = test_config_of(1, 1, 8, 1, 2); /* the largest batch must be valid */
   tiny.batch = g2z_plan_largest_batch(test_plan(t, &tiny, G2Z_DEVICE_CUDA, 0, 1), SIZE_MAX);
   CHECK_OK(t, test_config_check(&t->services, &tiny));
-  g2z_train_config eight = g2z_train_config_default(); /* whole times 128 tokens, or none */
-  eight.dtype = G2Z_FP16, eight.fp8 = G2Z_FP8_ALL, eight.seq = 1000, eight.batch = 32;
+  g2z_train_config eight = g2z_train_config_default(G2Z_DEVICE_CUDA);
+  /* whole times 128 tokens, or none */
+  eight.fp8 = G2Z_FP8_ALL, eight.seq = 1000, eight.batch = 32;
   const g2z_plan *plan = test_plan(t, &eight, G2Z_DEVICE_CUDA, 0, 1);
   int most = g2z_plan_largest_batch(plan, budget);
   CHECK(t, most > 0 && most % 16 == 0);
@@ -329,7 +330,7 @@ static void test_plan_largest_batch(g2z_test *t) {
 
 /* The manual's formulas for fp16 bytes per token; these sizes need no padding. */
 static void test_plan_recompute(g2z_test *t) {
-  g2z_train_config config = g2z_train_config_default();
+  g2z_train_config config = g2z_train_config_default(G2Z_DEVICE_CPU);
   config.dtype = G2Z_FP16;
   for (int i = 0; i < 2; i++) {
     config.recompute = i ? G2Z_RECOMPUTE_BLOCK : G2Z_RECOMPUTE_NONE;

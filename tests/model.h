@@ -50,7 +50,7 @@ static const golden_bounds golden_gpu[] = {{G2Z_DEVICE_CUDA, G2Z_FP32, 1e-5, 1e-
 /* The tiny model of golden/, at its batch of 3 x 20 tokens. */
 static g2z_status test_golden_open(g2z_test *t, const golden_bounds *bounds, int tune,
                                    g2z_train_config *config, test_trainer *out) {
-  *config = g2z_train_config_default();
+  *config = g2z_train_config_default(G2Z_DEVICE_CPU);
   memset(out, 0, sizeof *out);
   config->init_from = "golden/tiny";
   config->batch = 3;

@@ -471,7 +471,7 @@ static void test_muon_bytes(g2z_test *t) {
   static const char *const models[] = {"gpt2", "gpt2-medium", "gpt2-xl"};
   for (int i = 0; i < 3 * 4 * 5 * 4; i++) {
     const int world = 1 << i / 3 % 4, column = i / 12 % 5, rank = column == 4 ? 0 : world - 1;
-    g2z_train_config config = g2z_train_config_default();
+    g2z_train_config config = g2z_train_config_default(G2Z_DEVICE_CPU);
     size_t needs[2];
     CHECK_OK(t, g2z_model_config_named(&t->services, models[i % 3], &config.model));
     config.dtype = (i + i / 60) % 2 ? G2Z_FP16 : G2Z_FP32;

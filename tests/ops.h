@@ -1064,7 +1064,7 @@ static void test_ops_head(g2z_test *t) {
 /* ----- end of a step ---------------------------------------------------- */
 
 static g2z_optimizer_config ops_optimizer(void) {
-  g2z_optimizer_config c = g2z_train_config_default().optimizer;
+  g2z_optimizer_config c = g2z_train_config_default(G2Z_DEVICE_CPU).optimizer;
   c.lr = 1e-2f;
   c.min_lr = 1e-3f;
   c.clip = 0;

@@ -1002,7 +1002,7 @@ static void rank_masked(g2z_test *t, char **argv) {
   const int stage = atoi(argv[1]), accum = atoi(argv[2]), batch = 3 / (context->world * accum);
   const g2z_loader_config shards = {argv[0], batch, 20, 1, context->rank, context->world, 131,
                                     G2Z_ORDER_FILE, 0};
-  g2z_train_config config = g2z_train_config_default();
+  g2z_train_config config = g2z_train_config_default(G2Z_DEVICE_CPU);
   g2z_report report;
   double val = 0;
   config.init_from = "golden/tiny";
@@ -1184,7 +1184,7 @@ static void masked_gradient(g2z_test *t, void *user, const char *name, g2z_param
 static void masked_run(g2z_test *t, const char *shard, int world, int stage, int accum,
                        double loss) {
   static float all[1 << 17], part[1 << 17];
-  g2z_train_config config = g2z_train_config_default();
+  g2z_train_config config = g2z_train_config_default(G2Z_DEVICE_CPU);
   CHECK_OK(t, g2z_weights_config(&t->services, "golden/tiny", &config.model));
   config.batch = 3, config.seq = 20;
   const g2z_plan *plan = test_plan(t, &config, G2Z_DEVICE_CPU, 0, 1);

@@ -428,7 +428,7 @@ static void test_weights_configs(g2z_test *t) {
   for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
     test_write_file(t, test_path(t, "config.json"), good[i], strlen(good[i]));
     CHECK_OK(t, g2z_weights_config(services, t->directory, &model));
-    g2z_model_config want = g2z_train_config_default().model;
+    g2z_model_config want = g2z_train_config_default(G2Z_DEVICE_CPU).model;
     CHECK(t, memcmp(&model, &want, sizeof want) == 0);
   }
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
