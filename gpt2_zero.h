@@ -964,8 +964,8 @@ G2Z_API g2z_status g2z_loader_next(g2z_loader *loader, const int32_t **x, const 
 G2Z_API g2z_status g2z_loader_seek(g2z_loader *loader, g2z_loader_position position);
 /* Of a mixture: the number of sequences that each set gives to the steps before the position. */
 G2Z_API void g2z_loader_count(const g2z_loader *loader, int64_t counts[G2Z_SETS]);
-/* Refuses two patterns that share a file, and a pattern of training shards that also matches
- * validation shards. A pattern that matches no file passes: the loader reports it. val: or NULL. */
+/* Refuses training data and validation data that share a file, even under two names. A pattern that
+ * matches no file passes: the loader reports it. */
 G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, const char *val);
 
 /* ===== >>d08 op table ====================================================
@@ -4935,38 +4935,6 @@ G2Z__PRIVATE g2z_status g2z__sets_read(g2z_services *services, const char *given
   return G2Z_OK;
 }
 
-/* The last `word` in the file's name, such as "val" in "text_val_000000.bin"; NULL: none. */
-G2Z__PRIVATE const char *g2z__shards_word(const char *path, const char *word) {
-  const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path, *last = NULL;
-  const size_t length = strlen(word);
-  for (const char *at = name; (at = strstr(at, word)) != NULL; at += length)
-    if ((at == name || strchr("_-.", at[-1])) && strchr("_-.", at[length])) last = at;
-  return last;
-}
-
-/* Refuses a set that, by the names of its files from `begin` on, also has validation shards. */
-G2Z__PRIVATE g2z_status g2z__shards_named(g2z_services *services, const g2z_loader_set *set,
-                                          const glob_t *found, size_t begin) {
-  const char *train = NULL, *val = NULL;
-  size_t common = 0; /* bytes before "train" that all training shards share */
-  for (size_t i = begin; i < found->gl_pathc; i++) {
-    const char *path = found->gl_pathv[i], *word = g2z__shards_word(path, "train");
-    const char *other = g2z__shards_word(path, "val"); /* the later word is prepare_data's */
-    if (other && (!word || other > word)) val = path, word = NULL;
-    if (!word) continue;
-    if (!train) common = (size_t)(word - path);
-    else if (common != (size_t)(word - path) || memcmp(train, path, common) != 0) common = 0;
-    train = path;
-  }
-  if (!train || !val) return G2Z_OK;
-  const char *slash = strrchr(train, '/');
-  const int directory = slash ? (int)(slash + 1 - train) : 0;
-  G2Z_REFUSE(services, "%s matches validation shards too, such as %s: type --train "
-             "'%.*s%strain*.bin%s%s', or give that file another name", set->glob, val,
-             common ? (int)common : directory, train, common ? "" : "*",
-             set->weight[0] ? ":" : "", set->weight);
-}
-
 G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, const char *val) {
   glob_t found[2];
   struct stat *others = NULL, one;
@@ -4978,14 +4946,14 @@ G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, c
   memset(found, 0, sizeof found);
   g2z_status status = g2z__sets_read(services, train, &text, set, &sets);
   for (int k = 0; k < sets && status == G2Z_OK; k++) {
-    const size_t begin = found[0].gl_pathc;
-    if (g2z__shards_find(services, set[k].glob, &found[0]) == G2Z_OK)
-      status = g2z__shards_named(services, &set[k], &found[0], begin);
+    status = g2z__shards_find(services, set[k].glob, &found[0]);
     ends[k] = found[0].gl_pathc;
+    if (status == G2Z_IO) status = G2Z_OK;
   }
-  if (status == G2Z_OK && val && g2z__shards_find(services, val, &found[1]) == G2Z_OK)
-    status = G2Z_NEW(services, found[1].gl_pathc, &others); /* a missing file keeps zeros */
-  /* Finds a file that is in both lists, even under two names. */
+  if (status == G2Z_OK) status = g2z__shards_find(services, val, &found[1]);
+  if (status == G2Z_IO) status = G2Z_OK;
+  if (status == G2Z_OK) status = G2Z_NEW(services, found[1].gl_pathc, &others);
+  /* Finds a file that is in both lists, even under two names. A missing file keeps zeros. */
   for (size_t k = 0; others && k < found[1].gl_pathc; k++) stat(found[1].gl_pathv[k], &others[k]);
   for (size_t i = 0; others && !shared && i < found[0].gl_pathc; i++) {
     while (i == ends[owner - set]) owner++;

@@ -3089,7 +3089,7 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
   for (int i = 0; i < o->train.count; i++)
     G2Z_TRY(g2zr_check_shards(services, o, "--train", o->train.text[i]));
   G2Z_TRY(g2zr_check_shards(services, o, "--val", o->run.val_glob));
-  if (train->train_glob && !o->dry_run)
+  if (train->train_glob && o->run.val_glob && !o->dry_run)
     G2Z_TRY(g2z_shards_apart(services, train->train_glob, o->run.val_glob));
   if (!train->train_glob && !o->run.val_glob && !train->init_from && !o->dry_run) {
     if (o->run.prompt || o->run.eval.count)
