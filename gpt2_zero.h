@@ -892,7 +892,10 @@ G2Z_API int g2z_plan_largest_batch(const g2z_plan *plan, size_t free_bytes);
  * and every pass has its own shuffle.
  *
  * A prefetch thread reads ahead. Its errors (a file that shrank, a token beyond the vocabulary)
- * are returned by the call that needs the data. */
+ * are returned by the call that needs the data. Shards must stay as they are during a run: if the
+ * inode or the time of change (st_ctime) of a shard or its mask is another than when it was last
+ * read, the loader hashes the samples again that make up `data`. If they differ, it fails. So a
+ * shard may be touched or copied anew, but not replaced by another. */
 
 typedef enum g2z_shard_format { G2Z_SHARD_LLMC, G2Z_SHARD_RAW } g2z_shard_format;
 
@@ -4530,6 +4533,14 @@ G2Z_API void g2z_shard_writer_free(g2z_shard_writer *writer) {
 
 /* ----- opening ----- */
 
+/* What a file system knows of a file's content. No user can set the time of the last change
+ * (st_ctime): writing sets it, and so does a new name. A file that takes the name of another may get
+ * the same time, but has another inode. */
+typedef struct g2z__version {
+  uint64_t inode;
+  int64_t changed;   /* in ns */
+} g2z__version;
+
 typedef struct g2z__shard {
   const char *path;
   int file, mask;    /* valid while the shard is open; mask -1: all tokens count */
@@ -4538,6 +4549,8 @@ typedef struct g2z__shard {
   int64_t tokens;
   int64_t first;     /* index of its first sequence, counted over all shards */
   uint64_t vocab_hash;
+  uint64_t hash;     /* of its data: g2z__shard_samples() */
+  g2z__version version[2]; /* of the file and of its mask when they had this hash */
 } g2z__shard;
 
 /* Other files that begin with a magic number and are named by mistake. */
@@ -4548,8 +4561,8 @@ static const struct { int32_t magic; const char *what; } g2z__shard_others[] = {
     {20240328, "a tokenizer of llm.c"},
     {G2Z__MASK_MAGIC, "the mask of a token shard"}};
 
-/* Checks an open shard by its size and first bytes. A shard that is opened again must have its old
- * size and kind of header. */
+/* Checks an open shard by its size and first bytes. A shard that was checked before must have its
+ * old size and kind of header. */
 G2Z__PRIVATE g2z_status g2z__shard_check(g2z_services *services, g2z__shard *shard) {
   const char *path = shard->path;
   const uint64_t old_bytes = shard->bytes, old_begin = shard->begin;
@@ -4610,16 +4623,13 @@ G2Z__PRIVATE g2z_status g2z__shard_check(g2z_services *services, g2z__shard *sha
                   "write shards while they are read", path, old_bytes, shard->bytes);
 }
 
-/* Opens the mask of an open shard, if there is one. It must belong to this shard. */
-G2Z__PRIVATE g2z_status g2z__mask_open(g2z_services *services, g2z__shard *shard) {
+/* Checks that the open mask of an open shard is whole and belongs to it. */
+G2Z__PRIVATE g2z_status g2z__mask_check(g2z_services *services, const g2z__shard *shard) {
   const g2z_path path = g2z__mask_of(shard->path);
   g2z__mask head = {0, 0, 0, 0};
   uint64_t bytes = sizeof head + ((uint64_t)shard->tokens + 7) / 8, hash = G2Z__HASH;
   struct stat info;
-  shard->mask = g2z__open_file(path.text, O_RDONLY | O_NONBLOCK);
-  if (shard->mask < 0 && errno == ENOENT) return G2Z_OK;
-  if (shard->mask < 0 || fstat(shard->mask, &info) != 0 ||
-      g2z__pread(shard->mask, &head, sizeof head, 0) < 0 ||
+  if (fstat(shard->mask, &info) != 0 || g2z__pread(shard->mask, &head, sizeof head, 0) < 0 ||
       !g2z__shard_hash(shard->file, shard->begin, shard->tokens, &hash))
     return g2z_fail_file(services, errno, "read the mask", path.text);
   if (head.magic != G2Z__MASK_MAGIC)
@@ -4645,13 +4655,18 @@ G2Z__PRIVATE void g2z__shard_close(const g2z__shard *shard) {
   if (shard->mask >= 0) close(shard->mask);
 }
 
-/* Opens a shard and its mask; neither stays open after a failure. */
+/* Opens a shard and its mask, if there is one; neither stays open after a failure. */
 G2Z__PRIVATE g2z_status g2z__shard_open(g2z_services *services, g2z__shard *shard) {
+  const g2z_path mask = g2z__mask_of(shard->path);
   shard->mask = -1;
   shard->file = g2z__open_file(shard->path, O_RDONLY | O_NONBLOCK); /* a FIFO must not block */
   if (shard->file < 0) return g2z_fail_file(services, errno, "open the shard", shard->path);
   g2z_status status = g2z__shard_check(services, shard);
-  if (status == G2Z_OK) status = g2z__mask_open(services, shard);
+  if (status == G2Z_OK) {
+    shard->mask = g2z__open_file(mask.text, O_RDONLY | O_NONBLOCK);
+    if (shard->mask >= 0) status = g2z__mask_check(services, shard);
+    else if (errno != ENOENT) status = g2z_fail_file(services, errno, "read the mask", mask.text);
+  }
   if (status != G2Z_OK) g2z__shard_close(shard);
   return status;
 }
@@ -4742,21 +4757,66 @@ typedef struct g2z__prefetch {
   int running;                   /* 1: the thread reads step loader->position */
 } g2z__prefetch;
 
+/* Zeros if no file is open. */
+G2Z__PRIVATE g2z__version g2z__version_of(int file) {
+  g2z__version version = {0, 0};
+  struct stat info;
+  if (file < 0 || fstat(file, &info) != 0) return version;
+  version.inode = (uint64_t)info.st_ino;
+  version.changed = (int64_t)info.st_ctim.tv_sec * 1000000000 + info.st_ctim.tv_nsec;
+  return version;
+}
+
+/* Hashes the data of an open shard: its ends, and samples of its tokens and mask bits. Returns 0 if
+ * it cannot be read, with errno. */
+G2Z__PRIVATE int g2z__shard_samples(const g2z__shard *shard, int64_t samples, uint64_t *hash) {
+  unsigned char sample[2][128];
+  *hash = G2Z__HASH;
+  int good = g2z__shard_hash(shard->file, shard->begin, shard->tokens, hash);
+  for (int64_t i = 0; i < samples && i < shard->tokens && good; i++) {
+    const uint64_t at = (uint64_t)g2z__shuffle(0, 0, shard->tokens, i);
+    memset(sample, 0, sizeof sample);
+    good = g2z__pread(shard->file, sample[0], sizeof sample[0], shard->begin + 2 * at) >= 0;
+    if (good && shard->mask >= 0)
+      good = g2z__pread(shard->mask, sample[1], sizeof sample[1], sizeof(g2z__mask) + at / 8) >= 0;
+    *hash = g2z__hash(*hash, sample, sizeof sample);
+  }
+  return good;
+}
+
+/* Opens shard s unless it is open, and makes sure that it has the data that it had at first. */
 G2Z__PRIVATE g2z_status g2z__loader_file(g2z_loader *loader, size_t s) {
   g2z__prefetch *reader = loader->reader;
+  g2z_services *services = &reader->services;
   g2z__shard *shard = &reader->shards[s], **place = &reader->open[s % G2Z__LOADER_FILES];
-  if (*place == shard) return G2Z_OK;
-  if (*place) g2z__shard_close(*place);
-  *place = NULL;
   g2z__shard found = *shard;
-  G2Z_TRY(g2z__shard_open(&reader->services, &found));
-  if (shard->bytes && (shard->mask < 0) != (found.mask < 0)) {
-    g2z__shard_close(&found);
-    return g2z_fail(&reader->services, G2Z_FORMAT, "the mask of %s was added or removed during the "
-                    "run: do not write shards while they are read", shard->path);
+  const int first = shard->bytes == 0, open = *place == shard;
+  if (!open) {
+    if (*place) g2z__shard_close(*place);
+    *place = NULL;
+    G2Z_TRY(g2z__shard_open(services, &found));
+    if (!first && (shard->mask < 0) != (found.mask < 0)) {
+      g2z__shard_close(&found);
+      return g2z_fail(services, G2Z_FORMAT, "the mask of %s was added or removed during the run: "
+                      "do not write shards while they are read", shard->path);
+    }
+    *shard = found;
+    *place = shard;
   }
-  *shard = found;
-  *place = shard;
+  /* The version comes before the hash: what changes in between is seen by the next call. */
+  const g2z__version version[2] = {g2z__version_of(shard->file), g2z__version_of(shard->mask)};
+  if (!first && memcmp(version, shard->version, sizeof version) == 0) return G2Z_OK;
+  if (open) G2Z_TRY(g2z__shard_check(services, &found));
+  if (open && found.mask >= 0) G2Z_TRY(g2z__mask_check(services, &found));
+  uint64_t hash;
+  if (!g2z__shard_samples(shard, 1 + G2Z__LOADER_SAMPLES / (int64_t)reader->shard_count, &hash))
+    return g2z_fail_file(services, errno, "read the shard", shard->path);
+  if (!first && hash != shard->hash)
+    return g2z_fail(services, G2Z_FORMAT, "%s or its mask was replaced during the run, and the "
+                    "tokens are others than before. Put the old file back, then resume; or start "
+                    "a new run. Do not write shards while they are read", shard->path);
+  shard->hash = hash;
+  memcpy(shard->version, version, sizeof version);
   return G2Z_OK;
 }
 
@@ -4981,7 +5041,7 @@ G2Z__PRIVATE g2z_status g2z__loader_build(g2z_loader *loader, const char *patter
   const size_t T = (size_t)config->seq;
   const int every = config->order == G2Z_ORDER_FILE; /* in file order every token is used */
   int counts = 0;                                    /* 1: some token is a target */
-  unsigned char bits[4096], sample[2][128];
+  unsigned char bits[4096];
   size_t ends[G2Z_SETS]; /* of the sets in the list of files */
   G2Z_TRY(g2z__sets_read(services, pattern, &reader->globs, loader->set, &loader->sets));
   loader->mixed = loader->set[0].weight[0] != 0;
@@ -4994,7 +5054,6 @@ G2Z__PRIVATE g2z_status g2z__loader_build(g2z_loader *loader, const char *patter
   }
   reader->shard_count = reader->found.gl_pathc;
   G2Z_TRY(G2Z_NEW(services, reader->shard_count, &reader->shards));
-  const int64_t samples = 1 + G2Z__LOADER_SAMPLES / (int64_t)reader->shard_count;
   loader->data = G2Z__HASH;
   g2z_loader_set *set = loader->set;
   for (size_t s = 0; s < reader->shard_count; s++) {
@@ -5010,18 +5069,7 @@ G2Z__PRIVATE g2z_status g2z__loader_build(g2z_loader *loader, const char *patter
       return g2z_fail(services, G2Z_FORMAT, "%s and %s were made with different vocabularies: "
                       "narrow the pattern, or prepare their texts again with one --vocab",
                       loader->vocab_shard, shard->path);
-    /* The hash of the data covers each shard's ends, and samples of its tokens and mask bits. */
-    int good = g2z__shard_hash(shard->file, shard->begin, shard->tokens, &loader->data);
-    for (int64_t i = 0; i < samples && i < shard->tokens && good; i++) {
-      const uint64_t at = (uint64_t)g2z__shuffle(0, 0, shard->tokens, i);
-      memset(sample, 0, sizeof sample);
-      good = g2z__pread(shard->file, sample[0], sizeof sample[0], shard->begin + 2 * at) >= 0;
-      if (good && shard->mask >= 0)
-        good = g2z__pread(shard->mask, sample[1], sizeof sample[1],
-                          sizeof(g2z__mask) + at / 8) >= 0;
-      loader->data = g2z__hash(loader->data, sample, sizeof sample);
-    }
-    if (!good) return g2z_fail_file(services, errno, "read the shard", shard->path);
+    loader->data = g2z__hash(loader->data, &shard->hash, sizeof shard->hash);
     /* Tokens 1 to `targets` are targets. */
     int64_t targets = shard->tokens > 0 ? shard->tokens - 1 : 0;
     if (!every) targets -= targets % config->seq;

@@ -147,6 +147,7 @@ static const g2z_test_entry test_table[] = {
     {"loader_damage", "a file that shrinks while it is read", test_loader_damage},
     {"loader_data", "which data count as the same", test_loader_data},
     {"loader_many_shards", "many shards, never read across", test_loader_many_shards},
+    {"loader_replaced", "other data in the middle of a run", test_loader_replaced},
     {"loader_no_memory", "the loader survives every failing allocation", test_loader_no_memory},
     {"mask_writer", "masks byte by byte, and where there is none", test_mask_writer},
     {"loader_masks", "targets that do not count, on all ranks", test_loader_masks},
