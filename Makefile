@@ -114,6 +114,10 @@ bench: $(HERE)/bench ## time steps, ops and scaling on all GPUs; without a GPU, 
 	  echo; ./bench $$experiment --out runs/bench/$$experiment || failed=1; done; \
 	./bench report runs/bench && exit $$failed
 
+readme: ## run the commands of README in an empty clone: tests/readme.sh --help
+	tests/readme_faults.sh
+	tests/readme.sh
+
 mutants: test_gpt2 ## break one line of code at a time: a test must fail; on a GPU if there is one
 	tests/mutants.sh $(if $(and $(NVCC),$(ARCH)),cuda,cpu)
 
@@ -345,4 +349,4 @@ help: ## this list
 	@echo
 	@echo 'CC, CFLAGS: the compiler   NVCC, ARCH: for GPUs, make train ARCH=80   VOCAB_URL, DATA_URL, GPT2_URL: downloads'
 
-.PHONY: all FORCE run profile test bench mutants traces sanitize fuzz check check-header check-nvcc check-cuda sanitize-cuda $(SANITIZED) check-compilers check-contents check-flags vocab data gpt2 clean help
+.PHONY: all FORCE run profile test bench readme mutants traces sanitize fuzz check check-header check-nvcc check-cuda sanitize-cuda $(SANITIZED) check-compilers check-contents check-flags vocab data gpt2 clean help
