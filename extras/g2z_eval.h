@@ -207,21 +207,41 @@ static const g2ze_format *g2ze_format_of(const g2z_object *line) {
   return best;
 }
 
+/* The number of elements of the list in which %d of a path counts; 0: there is none. */
+static int g2ze_count(const g2z_object *line, const char *path) {
+  char at[48];
+  g2z_json json;
+  int count = 0;
+  if (!path || !strstr(path, ".%d")) return 0;
+  snprintf(at, sizeof at, "%.*s", (int)(strstr(path, ".%d") - path), path);
+  if (!g2z_object_list(line, at, &json)) return 0;
+  for (; g2z_json_next(&json, ']', NULL); count++) g2z_json_skip(&json);
+  return count;
+}
+
 /* Adds the question of a line: a row for each ending. */
 static g2z_status g2ze_ask(g2z_eval_set *s, g2z_encoder *encoder, const g2z_object *line) {
   const g2ze_format *f = s->format;
   const char *keys = f->keys;
-  int i, named = 0, used = 0;
-  g2z_json_text text, right;
-  G2Z_TRY(g2ze_find(line, f, 0, 0, &right));
-  for (; right.bytes && *right.at == ' '; right.bytes--) right.at++;
+  const int texts = g2ze_count(line, f->field[2]), names = g2ze_count(line, f->field[3]);
+  int named = 0, used = 0;
+  g2z_json_text text;
+  G2Z_TRY(g2ze_find(line, f, 0, 0, &text));
   G2Z_TRY(G2Z_GROW(s->services, &s->question, &s->question_capacity, s->questions,
                    s->questions + 1));
   g2ze_question *question = &s->question[s->questions++];
   question->row = s->rows;
-  /* A row has a field of the line at most twice, and less than 100 bytes of the format. */
-  G2Z_TRY(G2Z_GROW(s->services, &s->made, &s->made_capacity, 0, 2 * line->bytes + 100));
-  for (i = 0; i < 2 || (!f->row[1] && g2ze_find(line, f, 2, i, &text) == G2Z_OK); i++) {
+  /* Every element of the list is an ending: one that is damaged must not end the list. */
+  question->endings = texts > names ? texts : names;
+  if (question->endings < 2) question->endings = 2;
+  /* A row has a field of the line at most twice, and less than 100 bytes of the format. The name of
+   * the right ending comes after it. */
+  const size_t room = 2 * line->bytes + 100;
+  G2Z_TRY(G2Z_GROW(s->services, &s->made, &s->made_capacity, 0, room + line->bytes));
+  char *right = s->made + room;
+  size_t right_bytes = g2z_json_unescape(&text, (unsigned char *)right);
+  for (; right_bytes && *right == ' '; right_bytes--) right++;
+  for (int i = 0; i < question->endings; i++) {
     const size_t at = s->tokens.count;
     char *to = s->made, *ending = to;
     if (i == G2ZE_ENDINGS)
@@ -244,7 +264,8 @@ static g2z_status g2ze_ask(g2z_eval_set *s, g2z_encoder *encoder, const g2z_obje
         if (*form == '|') ending = to;
       }
     }
-    /* White space before an ending belongs to it: GPT-2's tokens begin with their space. */
+    /* White space before an ending belongs to it, as in the harness: GPT-2's tokens begin with a
+     * space. */
     size_t known = (size_t)(ending - s->made), end = (size_t)(to - s->made);
     while (known > 0 && memchr(" \t\r\n", s->made[known - 1], 4)) known--;
     G2Z_TRY(g2z_tokens_reserve(s->services, &s->tokens, at + 1));
@@ -255,20 +276,23 @@ static g2z_status g2ze_ask(g2z_eval_set *s, g2z_encoder *encoder, const g2z_obje
     G2Z_TRY(g2ze_add(s, at, s->tokens.count - at, first, (double)(to - ending)));
     double *length = &s->row[s->rows - 1].length;
     for (*length = 0; ending < to; ending++) *length += (*ending & 0xc0) != 0x80;
+    size_t name;
     if (*keys == '%') {
       G2Z_TRY(g2ze_find(line, f, 3, i, &text));
-      s->made[g2z_json_unescape(&text, (unsigned char *)s->made)] = 0;
+      name = g2z_json_unescape(&text, (unsigned char *)s->made);
     } else {
       sscanf(keys, "%s%n", s->made, &used);
+      name = strlen(s->made);
       keys += used;
     }
-    if (g2z_json_is(&right, s->made)) question->label = i, named++;
+    if (name != right_bytes || memcmp(s->made, right, name) != 0) continue;
+    question->label = i;
+    named++;
   }
-  question->endings = i;
   if (named == 1) return G2Z_OK;
   return g2z_fail(s->services, G2Z_FORMAT, "%s: \"%s\" is \"%.*s\", the name of %d endings: give a "
                   "file with answers, such as the validation split", line->path, f->field[0],
-                  (int)(right.bytes < 40 ? right.bytes : 40), (const char *)right.at, named);
+                  (int)(right_bytes < 40 ? right_bytes : 40), right, named);
 }
 
 /* ----- text and documents --------------------------------------------------- */

@@ -249,6 +249,12 @@ static void eval_check_refused(g2z_test *t, g2z_model *model, const g2z_tokenize
       {"{'ctx': 'a', 'endings': ['b'], 'label': 0}", "", "\"endings.1\" is missing"},
       {"{'ctx': 'a', 'endings': 'b', 'label': 0}", "", "\"endings.0\" is missing"},
       {"{'ctx': ['a'], 'endings': ['b'], 'label': 0}", "", "\"ctx\" is missing"},
+      {"{'ctx': 'a', 'endings': ['c', 'd', null, 'e'], 'label': 0}", "",
+       "\"endings.2\" is missing in this question of HellaSwag"},
+      {"{'ctx': 'a', 'endings': ['c', 'd', ['x']], 'label': 0}", "", "\"endings.2\" is missing"},
+      {"{'question': {'stem': 'a', 'choices': [{'text': 'b', 'label': 'A'}, {'text': 'c', 'label': "
+       "'B'}, {'label': 'C'}]}, 'answerKey': 'A'}", "", "\"question.choices.2.text\" is missing"},
+      {arc, "['A', 'B', 'C']}}", "\"choices.text.2\" is missing in this question of ARC"},
       {arc, "['A']}}", "\"choices.label.1\" is missing in this question of ARC"},
       {arc, "['A', 'A']}}", "\"answerKey\" is \"A\", the name of 2 endings"},
       {"{'sentence': 'a b', 'option1': 'c', 'option2': 'd', 'answer': '1'}", "",
@@ -393,7 +399,8 @@ static void test_eval_texts(g2z_test *t) {
   CHECK_NEAR(t, text.perplexity, exp(text.loss), 1e-9);
   CHECK_NEAR(t, text.bits_per_byte, sum / log(2.0) / (double)strlen(line), 1e-5);
   char many[1024];
-  snprintf(many, sizeof many, "{\"text\": \"%s\"}\n\n{\"id\": 7, \"text\": \"%s\"}\n", line, line);
+  snprintf(many, sizeof many, "{\"text\": \"%s\"}\n\n{\"id\": 7, \"text\": \"%s\"}\n",
+           line, line);
   test_write_file(t, test_path(t, "a.jsonl"), many, strlen(many));
   CHECK_OK(t, eval_file(model, tokenizer, test_path(t, "a.jsonl"), &lines));
   CHECK(t, lines.tokens == 2 * text.tokens && fabs(lines.loss - text.loss) < 1e-9);
