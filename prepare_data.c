@@ -348,14 +348,14 @@ static g2z_status widen_text(g2z_services *services, char **text, size_t *capaci
   return G2Z_OK;
 }
 
-/* The number of bytes of white space at the start of a text. */
-static size_t blanks(const char *text, size_t bytes) {
-  size_t count = 0;
-  while (count < bytes && (text[count] == ' ' || (text[count] >= '\t' && text[count] <= '\r')))
-    count++;
-  return count;
+/* Returns 1 for a text of white space. open: it may continue, so a character that is cut off at its
+ * end may be white space, too. */
+static int is_blank(const char *text, size_t bytes, int open) {
+  const unsigned char *end = (const unsigned char *)text + bytes;
+  const size_t rest = bytes - g2z_text_white(text, bytes);
+  return rest == 0 || (open && rest < 3 && end[-(int)rest] >= 0xC2 &&
+                       g2z_utf8_length(end - rest, end) == 0);
 }
-static int is_blank(const char *text, size_t bytes) { return blanks(text, bytes) == bytes; }
 
 /* Turns CR LF and CR into LF in place; returns the new length. */
 static size_t universal_newlines(char *text, size_t bytes, int *carriage_return) {
@@ -444,7 +444,7 @@ static g2z_status read_chunk(reader *r, job *j, int *end) {
                   "the file must be JSON with one document per line", r->sources[r->at].label,
                   r->place + 1, LINE_BYTES >> 20);
     j->open = !json && j->bytes >= OPEN_BYTES &&
-              (r->in_document || r->o->split_docs == SPLIT_NONE || !is_blank(j->text, j->bytes));
+              (r->in_document || r->o->split_docs == SPLIT_NONE || !is_blank(j->text, j->bytes, 1));
     if (j->open) break;
   }
   r->open = j->open;
@@ -491,7 +491,7 @@ static g2z_status split_lines(reader *r, job *j) {
     const char *newline = (const char *)memchr(j->text + at, '\n', j->bytes - at);
     size_t bytes = (newline ? (size_t)(newline - j->text) : j->bytes) - at;
     r->place++;
-    if (!is_blank(j->text + at, bytes)) {
+    if (!is_blank(j->text + at, bytes, 0)) {
       begin_document(r);
       TRY(add_segment(r, j, at, bytes, 1, 1));
     }
@@ -519,7 +519,7 @@ static int find_end(const reader *r, const job *j, size_t at, size_t *bytes, siz
     return 1;
   }
   if (r->o->split_docs != SPLIT_BLANK) return 0;
-  size_t before = !r->in_document || r->blank ? blanks(text, left) : 0;
+  size_t before = !r->in_document || r->blank ? g2z_text_white(text, left) : 0;
   for (size_t from = 0; (found = (const char *)memmem(text + from, left - from, "\n\n", 2));) {
     from = (size_t)(found - text) + 2;
     if (from <= before) continue; /* these blank lines precede the document */
@@ -540,7 +540,7 @@ static g2z_status split_text(reader *r, job *j, int end) {
       size_t marker = !ends && j->open && r->o->split_docs == SPLIT_EOT ? sizeof eot - 2 : 0;
       while (marker && (marker > bytes || memcmp(j->text + j->bytes - marker, eot, marker) != 0))
         marker--;
-      if (r->o->split_docs != SPLIT_NONE && is_blank(j->text + at, bytes - marker)) {
+      if (r->o->split_docs != SPLIT_NONE && is_blank(j->text + at, bytes - marker, !ends)) {
         if (!ends) break; /* the next job decides whether this begins a document */
         continue;
       }
@@ -660,7 +660,7 @@ static g2z_status encode_open(reader *r, worker *w, job *j) {
     if (j->status != G2Z_OK) return G2Z_OK; /* reported when the job is written */
     last->text_bytes = last->bytes = j->used;
     usable = last->begin + j->used;
-    r->blank = r->blank && is_blank(j->text + last->begin, j->used);
+    r->blank = r->blank && is_blank(j->text + last->begin, j->used, 0);
   } else {
     j->open = 0;
   }

@@ -123,6 +123,7 @@ static const g2z_test_entry test_table[] = {
     {"tokenizer_cut", "a text cut at a safe place encodes alike", test_tokenizer_cut},
     {"tokenizer_long_pieces", "a million spaces, a million letters", test_tokenizer_long_pieces},
     {"tokenizer_scan", "the scan finds the pattern's pieces", test_tokenizer_scan},
+    {"text_white", "what Python's str.strip removes", test_text_white},
     {"tokenizer_part", "a text in bits encodes and teaches alike", test_tokenizer_part},
     {"tokenizer_allocations", "survives every failing allocation", test_tokenizer_allocations},
     {"tokenizer_again", "calls that failed are repeated", test_tokenizer_again},

@@ -160,7 +160,8 @@ static g2z_status g2ze_windows(g2z_eval_set *s, size_t at) {
 
 /* ----- questions in lines of JSON --------------------------------------------- */
 
-/* Contexts are those of EleutherAI's harness, except HellaSwag's: ctx alone, as in llm.c. */
+/* Contexts are those of EleutherAI's harness, except HellaSwag's: ctx alone, as in llm.c. What the
+ * harness strips in Python is stripped here: g2z_text_white. */
 static const g2ze_format g2ze_formats[] = {
     {"HellaSwag", {"label", "ctx", "endings.%d"}, {"%1|%2"},
      "0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15"},
@@ -235,12 +236,14 @@ static g2z_status g2ze_ask(g2z_eval_set *s, g2z_encoder *encoder, const g2z_obje
   question->endings = texts > names ? texts : names;
   if (question->endings < 2) question->endings = 2;
   /* A row has a field of the line at most twice, and less than 100 bytes of the format. The name of
-   * the right ending comes after it. */
+   * the right ending comes after it; the harness strips its start. */
   const size_t room = 2 * line->bytes + 100;
   G2Z_TRY(G2Z_GROW(s->services, &s->made, &s->made_capacity, 0, room + line->bytes));
   char *right = s->made + room;
   size_t right_bytes = g2z_json_unescape(&text, (unsigned char *)right);
-  for (; right_bytes && *right == ' '; right_bytes--) right++;
+  const size_t white = g2z_text_white(right, right_bytes);
+  right += white;
+  right_bytes -= white;
   for (int i = 0; i < question->endings; i++) {
     const size_t at = s->tokens.count;
     char *to = s->made, *ending = to;
@@ -253,8 +256,9 @@ static g2z_status g2ze_ask(g2z_eval_set *s, g2z_encoder *encoder, const g2z_obje
         to += g2z_json_unescape(&text, (unsigned char *)to);
       } else if (*form == '<' && gap) to = gap;
       else if (*form == '>' && gap) {
-        while (++gap < to && *gap == ' ') continue;
-        while (to > gap && to[-1] == ' ') to--;
+        gap++;
+        gap += g2z_text_white(gap, (size_t)(to - gap));
+        to -= g2z_text_white_end(gap, (size_t)(to - gap));
         memmove(ending, gap, (size_t)(to - gap));
         to -= gap - ending;
       } else if (strchr("<>", *form)) {
@@ -267,7 +271,7 @@ static g2z_status g2ze_ask(g2z_eval_set *s, g2z_encoder *encoder, const g2z_obje
     /* White space before an ending belongs to it, as in the harness: GPT-2's tokens begin with a
      * space. */
     size_t known = (size_t)(ending - s->made), end = (size_t)(to - s->made);
-    while (known > 0 && memchr(" \t\r\n", s->made[known - 1], 4)) known--;
+    known -= g2z_text_white_end(s->made, known);
     G2Z_TRY(g2z_tokens_reserve(s->services, &s->tokens, at + 1));
     if (!known) s->tokens.ids[s->tokens.count++] = g2z_tokenizer_eot(s->tokenizer);
     G2Z_TRY(g2z_encode(encoder, s->made, known, G2Z_ENCODE_DEFAULT, &s->tokens));
@@ -317,7 +321,7 @@ static g2z_status g2ze_lines(g2z_eval_set *s, g2z_encoder *encoder, char *text, 
     g2z_json_text found[2];
     char label[700];
     n = end ? (size_t)(end - line) : bytes - at;
-    if (strspn(line, " \t\r") >= n) continue;
+    if (g2z_text_white(line, n) == n) continue;
     snprintf(label, sizeof label, "%.600s, line %d", s->path, number);
     G2Z_TRY(g2z_text_document(s->services, label, line, n, fields, 0, &json, found));
     const g2z_json_text *document = &found[!found[0].at];

@@ -174,6 +174,11 @@ G2Z_API void g2z_text_close(g2z_text_file *text); /* at any time */
 G2Z_API g2z_status g2z_text_read(g2z_services *services, const char *path, size_t limit,
                                  char **text, size_t *bytes);
 
+/* The bytes of white space at the start and at the end of a text, as Python's str.strip finds them:
+ * Unicode's White_Space, and U+001C to U+001F. Datasets and other programs strip their texts so. */
+G2Z_API size_t g2z_text_white(const void *text, size_t bytes);
+G2Z_API size_t g2z_text_white_end(const void *text, size_t bytes);
+
 #define G2Z_TEXT_LOOK 65536     /* first bytes of a file that show its kind */
 typedef struct g2z_text_remedy {
   char command[700];            /* shell command that converts the file to text; "": none */
@@ -1896,6 +1901,30 @@ G2Z_API g2z_status g2z_text_read(g2z_services *services, const char *path, size_
   if (status == G2Z_OK) *text = (char *)list;
   else g2z_release(services, list);
   return status;
+}
+
+/* The length of the character at p that str.strip removes; 0: another one. */
+static size_t g2zt_strip_bytes(const unsigned char *p, const unsigned char *end) {
+  if (p < end && *p >= 0x1C && *p <= 0x1F) return 1;
+  return g2zt_white_bytes(p, end);
+}
+
+G2Z_API size_t g2z_text_white(const void *text, size_t bytes) {
+  const unsigned char *begin = (const unsigned char *)text;
+  size_t at = 0;
+  for (size_t step = 1; step; at += step) step = g2zt_strip_bytes(begin + at, begin + bytes);
+  return at;
+}
+
+G2Z_API size_t g2z_text_white_end(const void *text, size_t bytes) {
+  const unsigned char *begin = (const unsigned char *)text;
+  size_t left = bytes;
+  for (size_t back = 1; back <= 3 && back <= left; back++) {
+    if (g2zt_strip_bytes(begin + left - back, begin + left) != back) continue;
+    left -= back;
+    back = 0; /* the character before it */
+  }
+  return bytes - left;
 }
 
 /* Files that users name by mistake: bytes near their start, their kind, and a command that prints

@@ -172,15 +172,18 @@ static const eval_format eval_formats[] = {
     {"WinoGrande", {"sentence", "option1", "option2", "answer"},
      {"{'sentence': 'Jo saw Al as _ was here. ', 'option1': 'Jo', 'option2': 'Al', 'answer': '1'}",
       "{'sentence': 'The _zz_z', 'option1': 'a_', 'option2': 'the z', 'answer': '2'}",
-      "{'sentence': '_ is', 'option1': 'A', 'option2': 'B', 'answer': 1}"},
+      "{'sentence': '_\\u00a0is\\u2003\\f', 'option1': 'A', 'option2': 'B', 'answer': 1}"},
      {{"Jo saw Al as Jo| was here.", "Jo saw Al as Al| was here."},
       {"The a_| zz_z", "The the z| zz_z"}, {"A| is", "B| is"}}, 2, 2, 2},
     {"OpenBookQA", {"question_stem", "choices", "text", "label", "answerKey"},
      {"{'question_stem': 'So', 'choices': {'text': ['ab', 'abcdef'], 'label': ['A', 'B']}, "
       "'answerKey': ' B'}",
       "{'question_stem': 'So', 'choices': {'text': ['a', 'zzzz', 'a', 'b'], 'label': ['A', 'B', "
-      "'C', 'D']}, 'answerKey': 'B'}"},
-     {{"So| ab", "So| abcdef"}, {"So| a", "So| zzzz", "So| a", "So| b"}}, 1, 2, 2},
+      "'C', 'D']}, 'answerKey': 'B'}",
+      "{'question_stem': 'So\\u00a0', 'choices': {'text': ['zzzz', 'a'], 'label': ['A', 'B']}, "
+      "'answerKey': '\\u3000\\tA'}"}, /* str.rstrip, str.lstrip */
+     {{"So| ab", "So| abcdef"}, {"So| a", "So| zzzz", "So| a", "So| b"},
+      {"So|\xC2\xA0 zzzz", "So|\xC2\xA0 a"}}, 2, 3, 3},
     {"OpenBookQA", {"question", "stem", "choices", "text", "label", "answerKey"},
      {"{'id': '7', 'question': {'stem': 'So', 'choices': [{'text': 'ab', 'label': 'A'}, {'text': "
       "'abcdef', 'label': 'B'}]}, 'answerKey': 'B'}",
@@ -399,7 +402,7 @@ static void test_eval_texts(g2z_test *t) {
   CHECK_NEAR(t, text.perplexity, exp(text.loss), 1e-9);
   CHECK_NEAR(t, text.bits_per_byte, sum / log(2.0) / (double)strlen(line), 1e-5);
   char many[1024];
-  snprintf(many, sizeof many, "{\"text\": \"%s\"}\n\n{\"id\": 7, \"text\": \"%s\"}\n",
+  snprintf(many, sizeof many, "{\"text\": \"%s\"}\n\f\xC2\xA0\n{\"id\": 7, \"text\": \"%s\"}\n",
            line, line);
   test_write_file(t, test_path(t, "a.jsonl"), many, strlen(many));
   CHECK_OK(t, eval_file(model, tokenizer, test_path(t, "a.jsonl"), &lines));

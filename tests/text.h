@@ -390,6 +390,30 @@ static void test_tokenizer_cut(g2z_test *t) {
   CHECK(t, g2z_encode_cut("a\xC2\xA0 b", 5) == 1);
 }
 
+/* White space is what Python's str.strip removes. */
+static void test_text_white(g2z_test *t) {
+  static const uint32_t white[][2] = { /* the characters of which str.isspace() is true */
+      {0x09, 0x0D}, {0x1C, 0x20}, {0x85, 0x85}, {0xA0, 0xA0}, {0x1680, 0x1680}, {0x2000, 0x200A},
+      {0x2028, 0x2029}, {0x202F, 0x202F}, {0x205F, 0x205F}, {0x3000, 0x3000}};
+  for (uint32_t c = 1; c < 0x10000; c += c == 0xD7FF ? 0x801 : 1) {
+    char text[16];
+    int is_white = 0;
+    size_t bytes = 0;
+    for (size_t i = 0; i < G2Z_COUNT(white); i++)
+      is_white |= c >= white[i][0] && c <= white[i][1];
+    text[bytes++] = ' ';
+    if (c >= 0x800) text[bytes++] = (char)(0xE0 | c >> 12);
+    if (c >= 0x80) text[bytes++] = (char)(c < 0x800 ? 0xC0 | c >> 6 : 0x80 | (c >> 6 & 63));
+    text[bytes++] = (char)(c < 0x80 ? c : 0x80 | (c & 63));
+    text[bytes] = '\t';
+    const size_t all = bytes + 1;
+    FAIL_IF(t, g2z_text_white(text, all) != (is_white ? all : 1) ||
+            g2z_text_white_end(text, all) != (is_white ? all : 1), "U+%04X", (unsigned)c);
+  }
+  CHECK(t, g2z_text_white("", 0) == 0 && g2z_text_white_end("", 0) == 0);
+  CHECK(t, g2z_text_white(" \xE3\x80", 3) == 1 && g2z_text_white_end("\x80\x80 ", 3) == 1);
+}
+
 /* The id of these bytes; INT_MAX if they are no token. */
 static int test_bpe_id(const g2z_tokenizer *tokenizer, const char *text, size_t bytes) {
   for (int id = bytes > 1 ? 256 : 0; id < g2z_tokenizer_eot(tokenizer); id++) {
@@ -834,6 +858,10 @@ static void test_prepare_conventions(g2z_test *t) {
       {"--val-fraction 0 --shard-tokens 8 a.txt", "a_train_000002.bin", 1, "ree"},
       {"--split-docs eot --val-fraction 0 e.txt", "e_train_000000.bin", 1, "#a\n#b <|c"},
       {"--allow-special --val-fraction 0 e.txt", "e_train_000000.bin", 1, "##a\n##\n#b <|c#\n"},
+      {"--split-docs eot --val-fraction 0 w.txt", "w_train_000000.bin", 1, "#a#\xC2\xA0\n\nb"},
+      {"--split-docs blank --val-fraction 0 w.txt", "w_train_000000.bin", 1,
+       "#a<|endoftext|>\xE3\x80\x80\xC2\x85\x1F<|endoftext|>\xC2\xA0\n\n#b"},
+      {"--split-docs blank --val-fraction 0 v.txt", "v_train_000000.bin", 1, "#\xC2\xA0\n\nb"},
       {"--universal-newlines --val-fraction 0 crlf.txt", "crlf_train_000000.bin", 1, "#a\nb\nc\n"},
       {"--val-fraction 0 d.jsonl", "d_train_000000.bin", 1, "#A\"\n#second#"},
       {"--val-fraction 0 --field id d.jsonl", "d_train_000000.bin", 1, "#x1#x2#x3"},
@@ -845,6 +873,8 @@ static void test_prepare_conventions(g2z_test *t) {
       {"a.txt", "one\n\n\ntwo 2\n\nthree"},
       {"e.txt", "<|endoftext|>a\n<|endoftext|><|endoftext|>\n<|endoftext|>b <|c<|endoftext|>\n"},
       {"b.txt", "\n\n\na\n\nb"},
+      {"w.txt", "a<|endoftext|>\xE3\x80\x80\xC2\x85\x1F<|endoftext|>\xC2\xA0\n\nb"},
+      {"v.txt", "\xC2\xA0\n\nb"},
       {"crlf.txt", "a\r\nb\rc\r\n"},
       {"d.jsonl",
        "{\"id\":\"x1\",\"content\":5,\"meta\":{\"text\":[1,{}]},\"text\":\"\\u0041\\\"\\n\"}\n"
@@ -1076,6 +1106,7 @@ static void test_prepare_jsonl(g2z_test *t) {
       {"numbers", "{\"n\": 123456789012345678901234567890, \"m\": -0.0, \"k\": 1E400, "
                   "\"text\": \"n\"}", "#n"},
       {"nesting", "{\"n\": [[[[[[[[[[[[{\"text\": \"no\"}]]]]]]]]]]]], \"text\": \"yes\"}", "#yes"},
+      {"blank lines", "{\"text\":\"a\"}\n\v\xC2\xA0\xE3\x80\x80\x1C\n{\"text\":\"b\"}", "#a#b"},
       {"spaces", " { \"text\" : \"a\" } \n\t\n{\"text\":\"b\"}", "#a#b"}};
   static char text[200000];
   uint32_t state = 5;
@@ -1235,6 +1266,9 @@ static void test_prepare_filters(g2z_test *t) {
       {"printf 'a\n\nb\n\nc' |", "--encode --split-docs blank --eot last --threads 2 --strict", 0,
        "=64 198 198 256 65 198 198 256 66 256\n"},
       {"printf '39 72\\n\\t220 0' |", "--decode", 0, "=Hi !"},
+      /* 4.5 MB of U+3000 are no document, although a job ends inside one of them */
+      {"{ yes \"$(printf '\\343\\200\\200')\" | tr -d '\\n' | head -c 4500000; "
+       "printf '<|endoftext|>a'; } |", "--encode --split-docs eot --eot last", 0, "=64 256\n"},
       {"", "--vocab merges.txt --encode < a.txt > ids; "
        "\"$P\" --vocab merges.txt --decode < ids > b.txt; cmp a.txt b.txt", 0, "="},
       {"{ yes 1 | head -5000; echo 257; } |", "--decode", 1, /* after many valid ones */
