@@ -129,7 +129,8 @@ G2Z_API const char *g2z_shell_word(const char *text, char *word, size_t room);
  * become /dev/null: otherwise the next file that it opens would take their place. A write beyond
  * `ulimit -f` returns an error. OpenMP's waiting threads sleep unless OMP_WAIT_POLICY is set: if
  * other work needs a core, spinning costs most of the speed. A stack limit (ulimit -s) that is too
- * small is raised; if that is not allowed, the call fails. */
+ * small is raised; if that is not allowed, the call fails. On Linux, top and pgrep show the process
+ * by the last part of argv[0]. */
 G2Z_API g2z_status g2z_begin_program(g2z_services *services, char **argv);
 
 #ifdef __cplusplus
@@ -891,6 +892,10 @@ G2Z_API g2z_status g2z_begin_program(g2z_services *services, char **argv) {
   again |= !getenv("OMP_WAIT_POLICY") && setenv("OMP_WAIT_POLICY", "passive", 1) == 0;
 #endif
   if (again) execv("/proc/self/exe", argv);
+#if defined(__linux__) /* a program that was started as /proc/self/exe has the name "exe" */
+  const char *slash = argv[0] ? strrchr(argv[0], '/') : NULL;
+  if (argv[0]) prctl(PR_SET_NAME, slash ? slash + 1 : argv[0]); /* for top and pgrep */
+#endif
   return G2Z_OK;
 }
 

@@ -87,6 +87,10 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"(ulimit -s 100; $P n.txt)", 1, "prepare_data: the stack is limited to 100 KiB"},
     {"(ulimit -Ss 100; $P --out small n.txt)", 0, ""}, /* a limit that can rise is raised */
     {"(ulimit -s 128; $N --vocab-size 257 --save-every 1 --ranks 2 --run-dir small/run)", 0, ""},
+    /* top and pgrep find the program and its ranks by name, although they start themselves again */
+    {"$N --vocab-size 257 --steps 100000000 --ranks 2 > log & until grep -q loss log; do sleep 0.1; "
+     "done; for p in $! $(cat /proc/$!/task/$!/children); do cat /proc/$p/comm; done; kill $!; "
+     "wait $!; rm log", 0, "train\ntrain\ntrain\n"},
     /* ranks of a launcher: a message that all would print is printed once per host */
     {"export WORLD_SIZE=3 LOCAL_WORLD_SIZE=3 MASTER_PORT=29444; for r in 0 1 2; do for flags in "
      "'--bathc 4' '--train none.bin --init-from no/w' '--init-from $R/golden/tiny --prompt x'; do "
