@@ -68,7 +68,7 @@ static void print_log(void *user, g2z_log_level level, const char *sentence) {
 
 /* On a terminal, each step replaces the previous one on the last line, at most ten times per
  * second. Elsewhere a step is printed every 5 seconds. The last step, the step before a validation,
- * and other events get a separate line. */
+ * spikes and other events get a separate line. */
 static void print_event(const program *p, const g2z_run_event *event) {
   static double next;
   static char step[256]; /* the latest step; "": it has its own line */
@@ -76,7 +76,8 @@ static void print_event(const program *p, const g2z_run_event *event) {
   const int terminal = on_terminal(p);
   g2z_place place = p->context.ranks.place;
   if (place.rank != 0) return;
-  if (event->kind != G2Z_RUN_STEP || event->metrics.step == event->steps) {
+  const int spike = event->metrics.skipped == 2;
+  if (event->kind != G2Z_RUN_STEP || event->metrics.step == event->steps || spike) {
     if (event->kind == G2Z_RUN_VALIDATION && step[0]) print_log(&place, G2Z_LOG_INFO, step);
     print_log(&place, G2Z_LOG_INFO, event->line);
     if (event->kind == G2Z_RUN_VALIDATION || event->kind == G2Z_RUN_STEP) step[0] = 0;

@@ -262,7 +262,8 @@ extern "C" {
   X(train_s)       /* steps, */                                                                   \
   X(train_tokens)  /* number of tokens in these steps */                                          \
   X(steps)         /* number of steps, */                                                         \
-  X(applied)       /* and of those that changed the weights */                                    \
+  X(applied)       /* of those that changed the weights, */                                       \
+  X(spikes)        /* and of those that --skip-spikes skipped */                                  \
   X(best_val_loss) /* NaN: none */                                                                \
   X(smooth_s)      /* step time, exponentially weighted, */                                       \
   X(smooth_weight) /* and the sum of the weights */                                               \
@@ -1748,6 +1749,9 @@ static void g2zr_introduce(g2z_run *run) {
     G2ZR_SAY(run, "schedule: %s, lr %g%s, %" PRId64 " step%s of warm-up",
              g2zr_schedules[optimizer->schedule], (double)optimizer->lr, last, optimizer->warmup,
              G2Z_PLURAL(optimizer->warmup));
+    if (optimizer->skip_spikes > 0)
+      G2ZR_SAY(run, "spikes: skips steps whose gradient norm is %g deviations above its mean",
+               (double)optimizer->skip_spikes);
     const g2z_run_config *c = &run->config;
     const int64_t every = c->val_every > 0 ? c->val_every : run->steps_per_epoch;
     if ((c->keep_best || c->patience > 0) && run->resumed < run->steps && every >= run->steps &&
@@ -2127,6 +2131,7 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_eve
     sum->losses = fmin(sum->losses + 1, G2ZR_RECENT);
   }
   sum->steps++;
+  sum->spikes += m->skipped == 2;
   sum->train_s += step_s;
   sum->train_tokens += tokens;
   sum->smooth_s = 0.95 * sum->smooth_s + 0.05 * step_s;
@@ -2456,7 +2461,7 @@ static g2z_status g2zr_write_sample(g2z_run *run, g2z_run_event *event) {
 static g2z_status g2zr_finish(g2z_run *run) {
   const char *saved = run->config.save_weights, *run_dir = run->config.run_dir;
   const g2z_path checkpoint = g2zr_checkpoint(run, run->saved, "");
-  char loss[48] = "", best[64] = "", more[64], text[1400], word[300];
+  char loss[48] = "", best[64] = "", skipped[64] = "", more[64], text[1400], word[300];
   const int reports = run->steps > 0 && run->context->rank == 0;
   const char *earlier = run->saved < 0 ? "" : ", or from an earlier checkpoint";
   const double target = g2zr_decimal(run->config.target_loss);
@@ -2469,8 +2474,12 @@ static g2z_status g2zr_finish(g2z_run *run) {
       snprintf(loss, sizeof loss, "loss %.4f, ", run->known.loss);
     if (!isnan(run->sum.best_val_loss))
       snprintf(best, sizeof best, "best validation loss %.4f, ", run->sum.best_val_loss);
-    G2ZR_SAY(run, "done: %s%s%" PRId64 " step%s, %" PRId64 " tokens, %s", loss, best,
-             run->known.step, G2Z_PLURAL(run->known.step), run->known.tokens,
+    const double skips = run->sum.steps - run->sum.applied;
+    if (run->config.train.optimizer.skip_spikes > 0)
+      snprintf(skipped, sizeof skipped, " (%.0f skipped, %.0f as spikes)", skips, run->sum.spikes);
+    else if (skips > 0) snprintf(skipped, sizeof skipped, " (%.0f skipped)", skips);
+    G2ZR_SAY(run, "done: %s%s%" PRId64 " step%s%s, %" PRId64 " tokens, %s", loss, best,
+             run->known.step, G2Z_PLURAL(run->known.step), skipped, run->known.tokens,
              g2zr_duration(g2zr_wall_s(run)).text);
     if (g2zr_diverged(run))
       g2z_log(run->services, G2Z_LOG_WARNING, "the run diverged: the loss of the last steps, %.4g, "

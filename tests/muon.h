@@ -702,12 +702,17 @@ static void test_muon_files(g2z_test *t) {
 /* The program reports the optimizer and numbers the spikes. With lr 0 the norms differ only because
  * the batches differ: some exceed the mean by more than 0.3 deviations. */
 static void test_train_muon(g2z_test *t) {
-  CHECK_HAS(t, test_trains(t, 0, "%s --batch 2 --steps 40 --optimizer muon --skip-spikes 0.3 "
-                           "--lr 0 --save-every 30 --run-dir %s", test_tiny(t), test_at(t, "muon")),
-            "optimizer: Muon for the blocks' ", " weights, AdamW for the rest\n");
+  const char *said = test_trains(t, 0, "%s --batch 2 --steps 40 --optimizer muon --skip-spikes 0.3 "
+                                 "--lr 0 --save-every 30 --run-dir %s", test_tiny(t),
+                                 test_at(t, "muon"));
   const char *log = test_read(t, "muon/train.log"), *metrics = test_read(t, "muon/metrics.jsonl");
   const int spikes = test_times(metrics, "\"skipped\": 2");
   CHECK(t, spikes > 0 && test_times(metrics, "\"skipped\": 1") == 0);
+  /* The console shows each spike, and how many there were. */
+  CHECK_HAS(t, said, "optimizer: Muon for the blocks' ", " weights, AdamW for the rest\n",
+            "\nspikes: skips steps whose gradient norm is 0.3 deviations above its mean\n",
+            test_text(", 40 steps (%d skipped, %d as spikes), 1280 tokens, ", spikes, spikes));
+  CHECK(t, test_times(said, " | spike ") == spikes);
   CHECK_HAS(t, log, " | spike 1, skipped\n", test_text(" | spike %d, skipped\n", spikes));
   CHECK(t, test_times(log, " | spike ") == spikes);
   CHECK_HAS(t, test_read(t, "muon/training_metrics.json"), "\"optimizer\": \"muon\"",
