@@ -272,6 +272,8 @@ extern "C" {
   X(log_bytes)                                                                                    \
   X(losses)        /* number of losses in `recent` */                                             \
   X(best_loss)     /* lowest mean of them at a checkpoint; NaN: none */                           \
+  X(unsound)       /* step of the first checkpoint since the loss rose or steps were skipped; 0:   \
+                    * neither has happened */                                                     \
   X(due)           /* saved: work left to do after the step, */                                   \
   X(evaluated)     /* and the number of --eval files scored by then */                            \
   X(best_step)     /* of best_val_loss */                                                         \
@@ -307,10 +309,14 @@ typedef struct g2zr_epoch {
 } g2zr_epoch;
 static const char *const g2zr_epoch_names[] = {G2ZR_EPOCH_LIST(G2ZR_NAME)};
 
-/* A file of rank 0 that is read while it grows line by line. */
+/* A file of rank 0 that is read while it grows line by line. Lines that could not be written wait in
+ * `late`. A checkpoint's note contains them, and the resumed run writes them. */
 typedef struct g2zr_stream {
   int file;                          /* -1: not open */
-  int64_t bytes;
+  int64_t bytes;                     /* length of the lines in the file */
+  int torn;                          /* 1: a write failed, so a part of a line may follow them */
+  char *late;
+  size_t late_bytes, late_capacity;
   g2z_path path;
 } g2zr_stream;
 
@@ -368,8 +374,6 @@ struct g2z_run {
                                       * later ones are damaged */
   int damaged;                       /* number of those damaged checkpoints */
   int broken;                        /* 1: a step failed */
-  int64_t unsound;                   /* step of the first checkpoint since the loss rose or steps
-                                      * were skipped; 0: neither has happened */
   int64_t applied;                   /* number of applied steps that the weights have seen, also in
                                       * a run that this one started from */
   char weights[PATH_MAX];            /* rank 0: save_weights as a full path; */
@@ -426,13 +430,13 @@ static g2z_status g2zr_tell_failure(g2z_run *run, const g2zr_failure *failure) {
   return failure->status;
 }
 
-/* Rank 0 could not write a file. A run of one rank fails at once. With several ranks the failure is
- * held until they agree on the status of the next step: otherwise they would wait for rank 0. */
-static g2z_status g2zr_hold(g2z_run *run, g2z_status status) {
-  if (status == G2Z_OK || !run->trainer || run->context->world == 1) return status;
+/* Rank 0 could not write a file. The run fails after the work that the file is about, so that a
+ * checkpoint contains all of that work. With several ranks it fails when they agree on the status of
+ * the next step: otherwise they would wait for rank 0. */
+static void g2zr_hold(g2z_run *run, g2z_status status) {
+  if (status == G2Z_OK) return;
   g2zr_note_failure(run, &run->held, status);
-  g2z_trainer_fail(run->trainer, status);
-  return G2Z_OK;
+  if (run->trainer && run->context->world > 1) g2z_trainer_fail(run->trainer, status);
 }
 
 /* All ranks get the same status, including a failure that was held. */
@@ -472,26 +476,59 @@ static g2z_status g2zr_check_length(g2z_services *services, const char *what, co
 /* Fails if a log was removed or replaced: its later lines would be lost. */
 static g2z_status g2zr_stream_check(g2z_run *run, const g2zr_stream *stream) {
   struct stat mine, named;
-  if (fstat(stream->file, &mine) == 0 && stat(stream->path.text, &named) == 0 &&
-      mine.st_dev == named.st_dev && mine.st_ino == named.st_ino)
-    return G2Z_OK;
+  if (fstat(stream->file, &mine) != 0)
+    return g2z_fail_file(run->services, errno, "examine", stream->path.text);
+  const int there = stat(stream->path.text, &named) == 0;
+  if (!there && errno != ENOENT && errno != ENOTDIR)
+    return g2z_fail_file(run->services, errno, "examine", stream->path.text);
+  if (there && mine.st_dev == named.st_dev && mine.st_ino == named.st_ino) return G2Z_OK;
   return g2z_fail(run->services, G2Z_IO, "%s was removed or replaced while this run wrote it. "
                   "Continue from the last checkpoint with --resume latest, or start again",
                   stream->path.text);
 }
 
+/* Cuts a log to its whole lines. */
+static g2z_status g2zr_stream_cut(g2z_run *run, g2zr_stream *stream) {
+  int done;
+  G2Z_RETRY(done, ftruncate(stream->file, (off_t)stream->bytes));
+  if (done != 0) return g2z_fail_file(run->services, errno, "cut off the end of",
+                                      stream->path.text);
+  stream->torn = 0;
+  return G2Z_OK;
+}
+
+/* Writes the lines that wait. */
+static g2z_status g2zr_stream_write(g2z_run *run, g2zr_stream *stream) {
+  if (stream->late_bytes == 0) return G2Z_OK;
+  G2Z_TRY(g2zr_stream_check(run, stream));
+  if (stream->torn) G2Z_TRY(g2zr_stream_cut(run, stream));
+  if (!g2z_write_bytes(stream->file, stream->late, stream->late_bytes)) {
+    stream->torn = 1;
+    return g2z_fail_file(run->services, errno, "write", stream->path.text);
+  }
+  stream->bytes += (int64_t)stream->late_bytes;
+  stream->late_bytes = 0;
+  return G2Z_OK;
+}
+
+/* Appends a line. If it cannot be written, it waits, and the run ends. */
 G2Z_PRINTF(3, 4)
-static g2z_status g2zr_append(g2z_run *run, g2zr_stream *stream, const char *format, ...) {
+static void g2zr_append(g2z_run *run, g2zr_stream *stream, const char *format, ...) {
   va_list arguments;
-  if (stream->file < 0) return G2Z_OK;
+  if (stream->file < 0) return;
   va_start(arguments, format);
-  const int length = vdprintf(stream->file, format, arguments);
+  const size_t length = (size_t)vsnprintf(NULL, 0, format, arguments);
   va_end(arguments);
-  if (length < 0)
-    return g2zr_hold(run, g2z_fail_file(run->services, errno, "write", stream->path.text));
-  const g2z_status status = g2zr_stream_check(run, stream);
-  if (status == G2Z_OK) stream->bytes += length;
-  return g2zr_hold(run, status);
+  g2z_status status = G2Z_GROW(run->services, &stream->late, &stream->late_capacity,
+                               stream->late_bytes, stream->late_bytes + length + 1);
+  if (status == G2Z_OK) {
+    va_start(arguments, format);
+    vsnprintf(stream->late + stream->late_bytes, length + 1, format, arguments);
+    va_end(arguments);
+    stream->late_bytes += length;
+    status = g2zr_stream_write(run, stream);
+  }
+  g2zr_hold(run, status);
 }
 
 /* Opens a log and sets stream->bytes, the length to cut it to. A run that continues takes this
@@ -524,8 +561,8 @@ static g2z_status g2zr_stream_open(g2z_run *run, g2zr_stream *stream, const char
                   "%s", stream->path.text, run->resumed, run->resume);
 }
 
-static g2z_status g2zr_log(g2z_run *run, const char *line) {
-  return g2zr_append(run, &run->log, "%s  %s\n", g2z_utc_now().text, line);
+static void g2zr_log(g2z_run *run, const char *line) {
+  g2zr_append(run, &run->log, "%s  %s\n", g2z_utc_now().text, line);
 }
 
 /* Writes run->line, which an event shows. Paths in it cannot control a terminal. */
@@ -547,7 +584,7 @@ static void g2zr_hear(void *user, g2z_log_level level, const char *sentence) {
   char line[G2Z_ERROR_BYTES + 16];
   snprintf(line, sizeof line, "%s%s", warning, sentence);
   if (run->log.file < 0) snprintf(run->early + used, room, "%s\n", line);
-  else g2zr_note_failure(run, &run->held, g2zr_log(run, line));
+  else g2zr_log(run, line);
 }
 
 /* A line for the console and for train.log; rank 0 alone. */
@@ -574,11 +611,10 @@ typedef struct g2zr_number {
 
 /* Rank 0: a line of metrics.jsonl, and its numbers for TensorBoard: step, tokens, `numbers`, then
  * `last`, which has more members as text. */
-static g2z_status g2zr_put_line(g2z_run *run, const g2zr_number *numbers, int count,
-                                const char *last) {
+static void g2zr_put_line(g2z_run *run, const g2zr_number *numbers, int count, const char *last) {
   char line[2048], text[40];
   g2z_status status = G2Z_OK;
-  if (run->metrics.file < 0) return G2Z_OK;
+  if (run->metrics.file < 0) return;
   int used = snprintf(line, sizeof line, "{\"step\": %" PRId64 ", \"tokens\": %" PRId64,
                       run->known.step, run->known.tokens);
   for (const g2zr_number *number = numbers; number < numbers + count; number++) {
@@ -592,9 +628,9 @@ static g2z_status g2zr_put_line(g2z_run *run, const g2zr_number *numbers, int co
   snprintf(line + used, sizeof line - (size_t)used, "%s}", last);
   if (run->config.tensorboard && !run->events) /* before the line: it would be put twice */
     status = g2z_events_create(run->services, run->config.run_dir, run->resumed, &run->events);
-  G2Z_TRY(g2zr_hold(run, status));
-  G2Z_TRY(g2zr_append(run, &run->metrics, "%s\n", line));
-  return g2zr_hold(run, run->events ? g2z_events_put(run->events, line) : G2Z_OK);
+  g2zr_append(run, &run->metrics, "%s\n", line);
+  if (run->events && status == G2Z_OK) status = g2z_events_put(run->events, line);
+  g2zr_hold(run, status);
 }
 
 /* Rank 0: report.html. If writing fails, the run continues: other files have the same content.
@@ -1060,7 +1096,15 @@ static void g2zr_put_doubles(g2z_json_out *out, const char *key, const char *con
   g2z_json_end(out, names ? '}' : ']');
 }
 
-/* Values that the object lacks stay; null becomes NaN. */
+/* *json is at the value of a member, which a note always has. */
+static g2z_status g2zr_get(const g2z_object *from, const char *at, g2z_json *json) {
+  if (g2z_object_at(from, at, json)) return G2Z_OK;
+  return g2z_fail(from->services, G2Z_FORMAT, "%.1000s has no %s: begin another run from the "
+                  "checkpoint with --run-dir NEW --resume %.*s", from->path, at,
+                  (int)(strrchr(from->path, '/') - from->path), from->path);
+}
+
+/* null becomes NaN. */
 static g2z_status g2zr_get_doubles(const g2z_object *from, const char *at, const char *const *names,
                                    double *values, size_t count) {
   char path[64];
@@ -1068,7 +1112,7 @@ static g2z_status g2zr_get_doubles(const g2z_object *from, const char *at, const
     g2z_json json, number;
     if (names) snprintf(path, sizeof path, "%s%s", at, names[i]);
     else snprintf(path, sizeof path, "%s%zu", at, i);
-    if (!g2z_object_at(from, path, &json)) continue;
+    G2Z_TRY(g2zr_get(from, path, &json));
     values[i] = NAN;
     if (g2z_json_peek(&json) == 'n') continue;
     const g2z_json_text text = g2z_json_string(&json);
@@ -1077,6 +1121,18 @@ static g2z_status g2zr_get_doubles(const g2z_object *from, const char *at, const
     values[i] = g2z_json_number(&number);
     G2Z_TRY(g2z_json_close(&number));
   }
+  return G2Z_OK;
+}
+
+/* Lines that the run that saved could not write. */
+static g2z_status g2zr_get_late(const g2z_object *note, const char *at, g2zr_stream *stream) {
+  g2z_json json;
+  G2Z_TRY(g2zr_get(note, at, &json));
+  const g2z_json_text text = g2z_json_string(&json);
+  G2Z_TRY(json.status);
+  G2Z_TRY(G2Z_GROW(note->services, &stream->late, &stream->late_capacity, 0, text.bytes + 1));
+  stream->late_bytes = g2z_json_unescape(&text, (unsigned char *)stream->late);
+  stream->late[stream->late_bytes] = 0;
   return G2Z_OK;
 }
 
@@ -1105,6 +1161,8 @@ static void g2zr_put_note(void *user, g2z_json_out *out) {
                    G2Z_COUNT(g2zr_total_names));
   g2zr_put_doubles(out, "recent", NULL, run->recent, G2ZR_RECENT);
   g2z_json_put_string(out, "weights", run->weights);
+  g2z_json_put_string(out, "metrics_late", run->metrics.late_bytes ? run->metrics.late : "");
+  g2z_json_put_string(out, "log_late", run->log.late_bytes ? run->log.late : "");
   g2z_json_begin(out, "epochs", '[');
   for (size_t i = 0; i < run->epoch_count; i++) {
     g2zr_epoch epoch = run->epoch[i];
@@ -1129,11 +1187,11 @@ static g2z_status g2zr_begin_epoch(g2z_run *run, double index) {
 
 /* Reads the run's sums and epochs from the checkpoint's note. */
 static g2z_status g2zr_restore(g2z_run *run) {
-  char name[] = "note.json";
-  const g2z_object note = {run->services, name, run->from.note, strlen(run->from.note)};
+  g2z_path path = g2z_path_in(run->resume, "note.json");
+  const g2z_object note = {run->services, path.text, run->from.note, strlen(run->from.note)};
   g2z_object epoch;
   g2z_json json;
-  g2z_json_open(&json, run->services, name, note.text, note.bytes);
+  g2z_json_open(&json, run->services, path.text, note.text, note.bytes);
   g2z_json_skip(&json);
   G2Z_TRY(g2z_json_close(&json));
   G2Z_TRY(g2zr_get_doubles(&note, "totals.", g2zr_total_names, (double *)&run->sum,
@@ -1143,6 +1201,8 @@ static g2z_status g2zr_restore(g2z_run *run) {
     return g2z_fail(run->services, G2Z_FORMAT, "note.json has %g losses, but at most %d are kept",
                     run->sum.losses, G2ZR_RECENT);
   g2z_object_copy(&note, "weights", run->weights_before, sizeof run->weights_before);
+  G2Z_TRY(g2zr_get_late(&note, "metrics_late", &run->metrics));
+  G2Z_TRY(g2zr_get_late(&note, "log_late", &run->log));
   run->epoch_count = 0;
   for (int has = g2z_object_list(&note, "epochs", &json);
        has && g2z_object_next(&note, &json, &epoch);) {
@@ -1151,7 +1211,9 @@ static g2z_status g2zr_restore(g2z_run *run) {
                              (double *)&run->epoch[run->epoch_count - 1],
                              G2Z_COUNT(g2zr_epoch_names)));
   }
-  if (!run->epoch_count) return g2z_fail(run->services, G2Z_FORMAT, "note.json has no epoch");
+  if (!run->epoch_count)
+    return g2z_fail(run->services, G2Z_FORMAT, "%.1000s has no epoch: begin another run from the "
+                    "checkpoint with --run-dir NEW --resume %s", path.text, run->resume);
   run->epoch[run->epoch_count - 1].started = g2z_seconds() - run->sum.open_s;
   return G2Z_OK;
 }
@@ -1663,13 +1725,12 @@ static g2z_status g2zr_open_files(g2z_run *run) {
   g2zr_stream *const logs[] = {&run->metrics, &run->log};
   G2Z_TRY(g2zr_stream_open(run, &run->metrics, "metrics.jsonl", run->sum.metrics_bytes));
   G2Z_TRY(g2zr_stream_open(run, &run->log, "train.log", run->sum.log_bytes));
-  for (int i = 0, done; i < 2; i++) { /* only after both have passed the check */
-    G2Z_RETRY(done, ftruncate(logs[i]->file, (off_t)logs[i]->bytes));
-    if (done != 0)
-      return g2z_fail_file(run->services, errno, "cut off the end of", logs[i]->path.text);
+  for (int i = 0; i < 2; i++) { /* only after both have passed the check */
+    G2Z_TRY(g2zr_stream_cut(run, logs[i]));
+    G2Z_TRY(g2zr_stream_write(run, logs[i]));
   }
   char *rest, *line = strtok_r(run->early, "\n", &rest);
-  for (; line; line = strtok_r(NULL, "\n", &rest)) G2Z_TRY(g2zr_log(run, line));
+  for (; line; line = strtok_r(NULL, "\n", &rest)) g2zr_log(run, line);
   if (!run->resume || run->found.own) return G2Z_OK;
   /* The run starts from another run's checkpoint. --resume latest uses that checkpoint until the
    * run has its own. */
@@ -1944,6 +2005,8 @@ static g2z_status g2zr_open(g2z_run *run) {
   run->step = run->resumed;
   run->due = own ? (int)run->sum.due : run->steps == 0 ? every | end : 0;
   run->epoch_ends |= own && (run->due & G2ZR_DUE_EPOCH_END) != 0;
+  if (own && run->from.note && run->epoch[run->epoch_count - 1].steps == 0)
+    run->epoch_ends = 0; /* the saving run had ended it, and begun the next one */
   if (own && run->sum.evaluated < config.eval.count) run->evaluated = (int)run->sum.evaluated;
   if (run->resume && run->epoch_ends) { /* the saving run may have validated here already */
     const int knew = own && (run->due & G2ZR_DUE_EPOCH_END) && sum->val_tokens > 0;
@@ -2003,8 +2066,11 @@ G2Z_API void g2z_run_free(g2z_run *run) {
   if (run->trainer && run->config.keep_best && run->context->rank == 0)
     rmdir(g2zr_in(run, "best").text);
   g2zr_close(run);
-  if (run->metrics.file >= 0) close(run->metrics.file);
-  if (run->log.file >= 0) close(run->log.file);
+  for (int i = 0; i < 2; i++) {
+    g2zr_stream *stream = i ? &run->log : &run->metrics;
+    if (stream->file >= 0) close(stream->file);
+    g2z_release(run->services, stream->late);
+  }
   g2z_events_free(run->events);
   if (run->lock >= 0) close(run->lock);
   if (run->weights_lock >= 0) close(run->weights_lock);
@@ -2144,7 +2210,7 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_eve
 #define X(type, name, meaning) {#name, (double)m->name},
   const g2zr_number metrics[] = {G2Z_METRIC_LIST(X)}; /* the first two are step and tokens */
 #undef X
-  G2Z_TRY(g2zr_put_line(run, metrics + 2, (int)G2Z_COUNT(metrics) - 2, ""));
+  g2zr_put_line(run, metrics + 2, (int)G2Z_COUNT(metrics) - 2, "");
   const double smooth_s = sum->smooth_s / sum->smooth_weight;
   event->kind = G2Z_RUN_STEP;
   event->tokens_per_second = tokens / smooth_s;
@@ -2161,7 +2227,8 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_eve
   g2zr_line(run, "step %" PRId64 "/%" PRId64 " | loss %.4f | eta %s | %.0f tok/s | lr %.2e | norm "
             "%.3f%s", m->step, run->steps, m->loss, g2zr_duration(event->eta_seconds).text,
             event->tokens_per_second, m->lr, m->grad_norm, scale);
-  return g2zr_log(run, run->line);
+  g2zr_log(run, run->line);
+  return G2Z_OK;
 }
 
 /* ----- the loop: work between steps ----- */
@@ -2182,7 +2249,7 @@ static void g2zr_prune(g2z_run *run) {
     if (g2zr_latest(run, "", old, &old) != G2Z_OK) /* the run can continue */
       g2z_log(run->services, G2Z_LOG_WARNING, "cannot remove old checkpoints: %s",
               run->services->error);
-    if (old < run->unsound || old < 0) break;
+    if ((double)old < run->sum.unsound || old < 0) break;
     if (i < run->config.keep || (run->config.keep_best && (double)old == run->sum.best_step))
       continue;
     const g2z_path path = g2zr_checkpoint(run, old, ""),
@@ -2193,12 +2260,10 @@ static void g2zr_prune(g2z_run *run) {
   }
 }
 
-/* Saves, then removes older checkpoints. */
-static g2z_status g2zr_save(g2z_run *run, g2z_run_event *event) {
-  const g2z_path saved = g2zr_checkpoint(run, run->step, "");
-  double begin = g2z_seconds();
-  /* The model is sound if the last step was applied and the recent loss is at most 10 % plus 0.1
-   * nats above the lowest one at an earlier checkpoint. */
+/* Before a checkpoint that is due: decides whether the model is sound. It is, if the last step was
+ * applied and the recent loss is at most 10 % plus 0.1 nats above the lowest one at an earlier
+ * checkpoint. */
+static void g2zr_weigh(g2z_run *run) {
   const double loss = g2zr_recent_loss(run), best = run->sum.best_loss;
   const int skipped = run->known.skipped == 1 && /* a spike does not mean a worse model */
                       !(run->known.grad_norm == 0 && isnan(run->known.loss));
@@ -2206,12 +2271,19 @@ static g2z_status g2zr_save(g2z_run *run, g2z_run_event *event) {
   char was[40];
   snprintf(was, sizeof was, "is back at %.4f", best);
   if (!(best <= loss) && !isnan(loss)) run->sum.best_loss = loss;
-  if (!sound && !run->unsound && run->context->rank == 0 && run->config.keep > 0)
+  if (!sound && run->sum.unsound == 0 && run->context->rank == 0 && run->config.keep > 0)
     g2z_log(run->services, G2Z_LOG_WARNING, "%s: --keep leaves the checkpoints before step %" PRId64
             " until the loss %s", skipped ? "steps are skipped" : "the loss rose", run->step,
             isnan(best) ? "falls" : was);
-  if (sound) run->unsound = 0;
-  else if (!run->unsound) run->unsound = run->step;
+  if (sound) run->sum.unsound = 0;
+  else if (run->sum.unsound == 0) run->sum.unsound = (double)run->step;
+}
+
+/* Saves, then removes older checkpoints. */
+static g2z_status g2zr_save(g2z_run *run, g2z_run_event *event) {
+  const g2z_path saved = g2zr_checkpoint(run, run->step, "");
+  double begin = g2z_seconds();
+  g2zr_weigh(run);
   G2Z_TRY(g2zr_agree(run, g2zr_sync(run))); /* the note contains the lengths of the logs */
   G2Z_TRY(g2zr_save_state(run, saved.text));
   double seconds = g2z_seconds() - begin;
@@ -2219,8 +2291,8 @@ static g2z_status g2zr_save(g2z_run *run, g2z_run_event *event) {
   g2zr_line(run, "step %" PRId64 "/%" PRId64 " | checkpoint %.4096s | %.2f s", run->step,
             run->steps, saved.text, seconds);
   const g2zr_number spent = {"save_ms", seconds * 1e3};
-  G2Z_TRY(g2zr_put_line(run, &spent, 1, ""));
-  G2Z_TRY(g2zr_log(run, run->line));
+  g2zr_put_line(run, &spent, 1, "");
+  g2zr_log(run, run->line);
   g2zr_report(run, 0);
   g2zr_prune(run);
   return G2Z_OK;
@@ -2368,8 +2440,8 @@ static g2z_status g2zr_validate(g2z_run *run, g2z_run_event *event) {
             run->steps, loss, shown, note);
   const g2zr_number values[] = {
       {"val_loss", loss}, {"val_ms", seconds * 1e3}, {"target_seconds", sum->target_s}};
-  G2Z_TRY(g2zr_put_line(run, values, reached ? 3 : 2, reached ? ", \"target\": true" : ""));
-  G2Z_TRY(g2zr_log(run, run->line));
+  g2zr_put_line(run, values, reached ? 3 : 2, reached ? ", \"target\": true" : "");
+  g2zr_log(run, run->line);
   if (config->patience > 0 && sum->stale >= (double)config->patience &&
       !(run->due & G2ZR_DUE_FINISH)) {
     run->impatient = 1;
@@ -2415,8 +2487,9 @@ static g2z_status g2zr_evaluate(g2z_run *run, g2z_run_event *event) {
   snprintf(member, sizeof member, ", \"eval_file\": \"%s\"", shown);
   for (char *c = member + strlen(", \"eval_file\": \""); c[1]; c++)
     if (*c == '"' || *c == '\\') *c = '\''; /* it needs no escape */
-  G2Z_TRY(g2zr_put_line(run, values, 4, member));
-  return g2zr_log(run, run->line);
+  g2zr_put_line(run, values, 4, member);
+  g2zr_log(run, run->line);
+  return G2Z_OK;
 }
 
 /* Appends to the sample; 0 bytes are the end of text. If there is no memory, the model continues:
@@ -2447,13 +2520,14 @@ static g2z_status g2zr_write_sample(g2z_run *run, g2z_run_event *event) {
   G2Z_TRY(g2z_write_text(&run->trainer->model, run->tokenizer, prompt, config->sample_tokens,
                          &config->sampling, g2zr_put_sample, run));
   G2Z_TRY(g2zr_tell_failure(run, &run->ending));
+  G2Z_TRY(g2zr_agree(run, run->log.file < 0 ? G2Z_OK
+                          : g2zr_write_text(run, "sample.txt", run->sample)));
   event->kind = G2Z_RUN_SAMPLE;
   event->sample = run->sample + length;
   const g2zr_number spent = {"sample_ms", (g2z_seconds() - begin) * 1e3};
-  G2Z_TRY(g2zr_put_line(run, &spent, 1, ""));
-  if (run->log.file >= 0)
-    G2Z_TRY(g2zr_hold(run, g2zr_write_text(run, "sample.txt", run->sample)));
-  return g2zr_log(run, run->sample);
+  g2zr_put_line(run, &spent, 1, "");
+  g2zr_log(run, run->sample);
+  return G2Z_OK;
 }
 
 /* The end of a run: prints the result of a training and commands for further work, then writes
@@ -2532,7 +2606,7 @@ static g2z_status g2zr_finish(g2z_run *run) {
             saved ? saved : run->saved == run->step ? checkpoint.text : "none",
             run->context->world, g2zr_tokens_per_s(run), g2zr_wall_s(run), g2z_utc_now().text);
   if (run->log.file < 0) return G2Z_OK;
-  G2Z_TRY(g2zr_log(run, run->line));
+  g2zr_log(run, run->line);
   G2Z_TRY(g2zr_write_artifacts(run));
   G2Z_TRY(g2zr_sync(run));
   G2Z_TRY(g2zr_tell_failure(run, &run->held)); /* or a failure to write that line */
@@ -2560,7 +2634,7 @@ static g2z_status g2zr_due(g2z_run *run, g2z_run_event *event, int *shown) {
       g2zr_settle_epoch(run);
       const g2zr_number ended[] = {{"epoch", epoch->index}, {"epoch_ms", epoch->wall_s * 1e3}};
       if (run->epoch_ends) /* if --max-train-steps cuts an epoch, a longer run may continue it */
-        G2Z_TRY(g2zr_put_line(run, ended, 2, ""));
+        g2zr_put_line(run, ended, 2, "");
       if (!(run->due & G2ZR_DUE_FINISH)) G2Z_TRY(g2zr_begin_epoch(run, epoch->index + 1));
       break;
     }
@@ -2590,6 +2664,7 @@ static g2z_status g2zr_advance(g2z_run *run, g2z_run_event *event) {
     g2z_report report;
     memset(&report, 0, sizeof report);
     G2Z_TRY(g2zr_tell_failure(run, &run->ending));
+    if (run->context->world == 1) G2Z_TRY(g2zr_tell_failure(run, &run->held));
     if (!run->due) {
       const g2z_status status = g2zr_after(run, g2zr_train(run, &report), &report);
       if (status == G2Z_STOPPED) {
@@ -2631,10 +2706,12 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   g2z_report report;
   int there = 0, saves = status == G2Z_IO || status == G2Z_FORMAT;
   saves &= run->config.run_dir && run->context->world == 1 && !run->broken &&
-           run->step > run->resumed && run->step != run->saved && !(run->due & G2ZR_DUE_SAVE);
+           run->step > run->resumed && run->step != run->saved;
   if (saves && g2z_is_there(run->services, run->config.run_dir, &there) == G2Z_OK && there &&
-      g2z_trainer_flush(run->trainer, &report) == G2Z_OK) {
-    if (run->known.step < run->step) g2zr_learn(run, &report, event); /* the file may fail again */
+      g2z_trainer_flush(run->trainer, &report) == G2Z_OK &&
+      (run->known.step == run->step || g2zr_learn(run, &report, event) == G2Z_OK)) {
+    g2zr_sync(run); /* may fail, too: its lines are lost only if the power fails as well */
+    if (run->due & G2ZR_DUE_SAVE) g2zr_weigh(run);
     if (g2zr_save_state(run, path.text) == G2Z_OK)
       g2z_log(run->services, G2Z_LOG_WARNING, "the run fails; it has saved %s", path.text);
   }

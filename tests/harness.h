@@ -373,12 +373,19 @@ static void test_files_unlimit(const struct rlimit *before) {
   signal(SIGXFSZ, SIG_DFL);
 }
 
-/* ----- system calls that signals interrupt -------------------------------
+/* ----- system calls that signals interrupt, or that fail -----------------
  * This program's symbols take precedence over the C library's, so its own calls come here. While
  * test_interrupts is set, every other call is interrupted, and the rest transfer half of the
- * bytes. */
+ * bytes. While test_fault.name is set, one call fails. */
 
 static int test_interrupts;
+static struct {
+  const char *name;      /* the end of the file's path; NULL: none fails */
+  int stat;              /* 1: stat(), 0: write(), which writes half of the bytes first */
+  int at;                /* the call that fails, counted from 1; */
+  int seen;              /* the calls so far */
+  int error;
+} test_fault;
 #if defined(__linux__)
 static int test_interrupted(void) {
   static unsigned turn;
@@ -388,6 +395,31 @@ static int test_interrupted(void) {
 }
 
 static size_t test_some(size_t count) { return test_interrupts ? count / 2 + count % 2 : count; }
+
+static int test_fails(const char *path, int is_stat) {
+  const size_t bytes = strlen(path), end = test_fault.name ? strlen(test_fault.name) : 0;
+  if (!end || test_fault.stat != is_stat || bytes < end ||
+      strcmp(path + bytes - end, test_fault.name) != 0 || ++test_fault.seen != test_fault.at)
+    return 0;
+  errno = test_fault.error;
+  return 1;
+}
+
+static ssize_t test_write(int file, const void *from, size_t count) {
+  char link[64], path[PATH_MAX] = "";
+  snprintf(link, sizeof link, "/proc/self/fd/%d", file);
+  if (test_fault.name && readlink(link, path, sizeof path - 1) > 0 && test_fails(path, 0)) {
+    syscall(SYS_write, file, from, count / 2);
+    errno = test_fault.error;
+    return -1;
+  }
+  return syscall(SYS_write, file, from, test_some(count));
+}
+
+int test_call_stat(const char *path, struct stat *out) __asm__("stat");
+int test_call_stat(const char *path, struct stat *out) {
+  return test_fails(path, 1) ? -1 : fstatat(AT_FDCWD, path, out, 0);
+}
 
 #define INTERRUPTED(result, name, parameters, call)                                  \
   result test_call_##name parameters __asm__(#name);                                 \
@@ -399,7 +431,7 @@ INTERRUPTED(int, ftruncate, (int file, off_t bytes), syscall(SYS_ftruncate, file
 INTERRUPTED(ssize_t, read, (int file, void *to, size_t count),
             syscall(SYS_read, file, to, test_some(count)))
 INTERRUPTED(ssize_t, write, (int file, const void *from, size_t count),
-            syscall(SYS_write, file, from, test_some(count)))
+            test_write(file, from, count))
 INTERRUPTED(ssize_t, pread, (int file, void *to, size_t count, off_t at),
             syscall(SYS_pread64, file, to, test_some(count), at))
 INTERRUPTED(ssize_t, pwrite, (int file, const void *from, size_t count, off_t at),

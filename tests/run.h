@@ -1577,6 +1577,65 @@ static void test_run_stop(g2z_test *t) {
   }
 }
 
+/* Two runs end alike: all lines of metrics.jsonl, the summary, and the last checkpoint's note, except
+ * for times, lengths of logs, and what save_ms reports. */
+static void test_runs_alike(g2z_test *t, const char *one, const char *two) {
+  test_sh(t, "for run in %s %s; do { grep -v save_ms $run/metrics.jsonl; grep -Ev '\"(run_id|[a-z_]*"
+             "(timestamp|wall_time|_per_sec|_time_)[a-z0-9_]*)\"' $run/training_metrics.json; "
+             "cat $(ls -d $run/step-*/note.json | tail -n 1) | grep -Ev '_bytes|_late|\"weights\"'; } | "
+             "sed -E 's/\"[a-z0-9_]*(_ms|_s|_seconds|seconds)\": [^,}]*//g' > $run.all || exit; "
+             "done; [ $(wc -l < %s.all) -gt 99 ] && diff %s.all %s.all && "
+             "[ -e %s/RUN_COMPLETE.txt ]", one, two, one, one, two, two);
+}
+
+/* One write to a log fails, whichever it is, or one of every three calls of stat(). The run saves
+ * what it has done and fails; resumed, it ends like a run that nothing disturbed. */
+static void test_run_faults(g2z_test *t) {
+  static const char *const logs[] = {"/metrics.jsonl", "/train.log"};
+  static const int errors[] = {EIO, ENOSPC, ESTALE, ENOMEM};
+  test_run_seen seen;
+  const char *text = test_kept(t, test_at(t, "text.txt"));
+  test_write_file(t, text, "1 2 3 4 5 6", 11);
+  test_run_shard(t, "few.bin", 4 * 2 * 16 + 1);
+  for (int log = -1; log < 4; log++) /* first a run without a fault */
+    for (int at = 1, failed = 1; failed; at += log < 2 ? 1 : 3) {
+      test_run_setup s = test_run_prepare(t, log < 0 ? "whole" : "run");
+      s.config.train.train_glob = s.config.val_glob = test_path(t, "few.bin");
+      s.config.train.model.channels = 16;
+      s.config.train.model.heads = s.config.train.accum = 1;
+      s.config.train.batch = 2;
+      s.config.sample_tokens = 3;
+      s.config.tensorboard = s.config.epochs = 0;
+      s.config.train.optimizer.steps = 12;
+      s.config.train.optimizer.lr = 0.3f;
+      s.config.train.optimizer.schedule = G2Z_SCHEDULE_CONSTANT;
+      s.config.val_every = s.config.patience = 2;
+      s.config.keep_best = 1;
+      s.config.save_every = 5;
+      s.config.target_loss = 4;
+      s.config.sample_every = s.config.eval_every = 3;
+      s.config.eval.count = 1;
+      s.config.eval.text[0] = text;
+      test_fault.name = log < 0 ? NULL : logs[log % 2];
+      test_fault.stat = log / 2;
+      test_fault.at = at;
+      test_fault.seen = 0;
+      test_fault.error = errors[at % 4];
+      const g2z_status status = test_run_all(t, &s.config, &seen);
+      test_fault.name = NULL;
+      failed = status != G2Z_OK;
+      FAIL_IF(t, failed != (log >= 0 && test_fault.seen >= at), "log %d, call %d of %d: %s", log,
+              at, test_fault.seen, t->services.error);
+      if (failed) {
+        CHECK(t, status == G2Z_IO && strstr(t->services.error, strerror(errors[at % 4])));
+        s.config.resume = "latest";
+        test_run_well(t, &s);
+        test_runs_alike(t, "whole", "run");
+      } else if (log >= 0) CHECK(t, at > 20 || (log >= 2 && at == 1)); /* some libraries hide stat */
+      test_sh(t, "rm -rf run");
+    }
+}
+
 /* ----- ./train, with real signals and real ranks ----- */
 
 /* Starts ./train as rank `rank` of ranks->world in a shell, which runs `before` first. */
