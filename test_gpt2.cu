@@ -342,6 +342,8 @@ static const g2z_test_entry test_table[] = {
     {"pages", "text is escaped, spikes and gaps survive thinning", test_pages},
     {"report_curves", "smoothed losses, and two runs in one chart", test_report_curves},
     {"report_compared", "when each of three runs reaches the same loss", test_report_compared},
+    {"report_sets", "the best validation, when the validation tokens change", test_report_sets},
+    {"report_bits", "bits per byte compare two vocabularies, and equal --eval's", test_report_bits},
     {"run_report", "a run's page, and the damaged files it is not made from", test_run_report},
     {"run_report_epochs", "the page of a run of 2,000 epochs, in one pass", test_run_report_epochs},
     {"run_short", "short runs, also in Slurm, leave what readers want", test_run_short},

@@ -142,8 +142,8 @@ G2Z_API g2z_status g2z_profile_write_spans(g2z_services *services, const char *r
 G2Z_API g2z_status g2z_profile_run(g2z_services *services, const char *run_dir);
 
 /* The numbers of metrics.jsonl for TensorBoard, in a new file events.out.tfevents.TIME.HOST in
- * run_dir. From `first_step` on, the file replaces earlier ones: TensorBoard drops their values, and
- * this file begins with those that metrics.jsonl has already. */
+ * run_dir. From `first_step` on, the file replaces earlier ones: TensorBoard drops their values.
+ * The file begins with the numbers that metrics.jsonl has already. */
 typedef struct g2z_events g2z_events;
 G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *run_dir,
                                      int64_t first_step, g2z_events **out);
@@ -851,6 +851,7 @@ typedef struct g2zp_line {
   G2ZP_NOTE_LIST(X)
 #undef X
   int target;                   /* 1: this validation is the first to reach --target-loss */
+  char val_set[64];             /* what a validation was measured over; "": not known */
   char eval_file[G2ZP_NAME];    /* "": none, or it is too long */
 } g2zp_line;
 
@@ -858,6 +859,13 @@ static double g2zp_json_number_or_null(g2z_json *json) {
   if (g2z_json_peek(json) != 'n') return g2z_json_number(json);
   g2z_json_skip(json);
   return NAN;
+}
+
+/* "": the string is too long. */
+static void g2zp_json_copy(g2z_json *json, char *out, size_t room) {
+  const g2z_json_text text = g2z_json_string(json);
+  if (text.bytes >= room) return;
+  out[g2z_json_unescape(&text, (unsigned char *)out)] = 0;
 }
 
 /* Reads line `number` of the file `path`, at text[0..bytes-1]. */
@@ -885,11 +893,11 @@ static g2z_status g2zp_line_read(g2z_services *services, const char *path, const
 #define X(name) if (g2z_json_is(&key, #name)) line->name = g2zp_json_number_or_null(&json); else
       G2ZP_NOTE_LIST(X)
 #undef X
-      if (g2z_json_is(&key, "eval_file")) {
-        g2z_json_text file = g2z_json_string(&json);
-        if (file.bytes < sizeof line->eval_file)
-          g2z_json_unescape(&file, (unsigned char *)line->eval_file);
-      } else {
+      if (g2z_json_is(&key, "eval_file"))
+        g2zp_json_copy(&json, line->eval_file, sizeof line->eval_file);
+      else if (g2z_json_is(&key, "val_set"))
+        g2zp_json_copy(&json, line->val_set, sizeof line->val_set);
+      else {
         if (g2z_json_is(&key, "target")) line->target = g2z_json_peek(&json) == 't';
         g2z_json_skip(&json);
       }
@@ -1067,6 +1075,7 @@ enum { /* columns, in groups that begin with the step */
   G2ZP_COLUMN_time_s,                /* time of all steps so far */
   G2ZP_COLUMN_smooth,                /* exponential mean of the loss; NaN: fewer than 100 steps */
   G2ZP_COLUMN_val_step, G2ZP_COLUMN_val_tokens, G2ZP_COLUMN_val_time_s, G2ZP_COLUMN_val_loss,
+  G2ZP_COLUMN_val_measure,           /* to compare runs by, from the validation `first` on */
   G2ZP_COLUMN_target_step,           /* the validation that reached --target-loss */
   G2ZP_COLUMN_target_loss,
   G2ZP_COLUMN_eval_step,             /* then loss and accuracy of each file */
@@ -1078,9 +1087,12 @@ enum { G2ZP_STEPS, G2ZP_VALIDATIONS, G2ZP_TARGETS, G2ZP_EVALUATIONS, G2ZP_GROUPS
 typedef struct g2zp_curves {
   double *column[G2ZP_COLUMNS];      /* [count of its group]; one allocation */
   size_t count[G2ZP_GROUPS];
-  size_t best;                       /* the validation with the lowest loss */
+  char val_set[64];                  /* what the last validation was measured over, */
+  size_t first;                      /* and the first of those that were measured over the same */
+  size_t best;                       /* of these the one with the lowest loss */
   size_t reached;                    /* the first one at or below the loss to compare by; too large:
                                       * none, or another run trained the first steps */
+  double per_nat;                    /* val_measure over val_loss */
   char eval_name[6][96];             /* names of the columns from eval_loss on */
   double spent_s[6];                 /* in the order of g2zp_spent_names */
 } g2zp_curves;
@@ -1193,7 +1205,9 @@ static g2z_status g2zp_curves_read(g2z_services *services, const char *run_dir,
       AT(val_tokens, G2ZP_VALIDATIONS) = (double)m->tokens;
       AT(val_time_s, G2ZP_VALIDATIONS) = time_s;
       AT(val_loss, G2ZP_VALIDATIONS) = line.val_loss;
-      if (!isnan(line.val_loss) && !(c->column[G2ZP_COLUMN_val_loss][c->best] <= line.val_loss))
+      if (strcmp(c->val_set, line.val_set) != 0) c->first = c->best = c->count[G2ZP_VALIDATIONS];
+      memcpy(c->val_set, line.val_set, sizeof c->val_set);
+      if (!(c->column[G2ZP_COLUMN_val_loss][c->best] <= line.val_loss))
         c->best = c->count[G2ZP_VALIDATIONS];
       c->count[G2ZP_VALIDATIONS]++;
     }
@@ -1262,7 +1276,6 @@ static const g2zp_fact g2zp_run_facts[] = {
     {"fp8", "training_config.fp8", NULL, NULL, 1},
     {"recompute", "training_config.recompute", NULL, NULL, 1},
     {"data", "training_config.dataset_name", NULL, NULL, 1},
-    {"tokens per sequence", "training_config.seq_len", NULL, NULL, 1},
     {"sequences per rank and micro-step", "training_config.micro_batch_size_per_gpu", NULL, NULL,
      1},
     {"micro-steps", "training_config.grad_accum_steps", NULL, NULL, 1},
@@ -1270,7 +1283,14 @@ static const g2zp_fact g2zp_run_facts[] = {
     {"optimizer", "training_config.optimizer", NULL, NULL, 1},
     {"moments", "training_config.moments", NULL, NULL, 1},
     {"peak learning rate", "training_config.lr", NULL, NULL, 1},
+    {"tokens per sequence", "training_config.seq_len", NULL, NULL, 1},
+    {"vocabulary", "training_config.vocab_hash", NULL, NULL, 1},
+    {"validation tokens", "validation.tokens", NULL, NULL, 1},
+    {"validation shards", "validation.shards_hash", NULL, NULL, 1},
+    {"bytes of validation text", "validation.bytes", NULL, NULL, 1},
+    {"validation text", "validation.text_hash", NULL, NULL, 1},
     {"best validation loss", "summary.best_val_loss", NULL, NULL, 1},
+    {"best bits per byte", "summary.best_val_bits_per_byte", NULL, NULL, 1},
     {"target loss", "summary.target_loss", NULL, NULL, 1},
     {"step of the target loss", "summary.target_step", NULL, NULL, 1},
     {"tokens to the target loss", "summary.target_tokens", NULL, NULL, 1},
@@ -1285,6 +1305,10 @@ static const g2zp_fact g2zp_run_facts[] = {
     {"commit", "git_commit", "git_commit", NULL, 1},
     {"command", "command_line", "command_line", NULL, 1}};
 #define G2ZP_COMPARED 22
+/* From this fact on: four facts on which a loss depends besides the model, then two of the text, on
+ * which bits per byte depend. */
+static const g2zp_fact *const g2zp_measured = g2zp_run_facts + G2ZP_COMPARED - 1;
+enum { G2ZP_OF_LOSS = 4, G2ZP_OF_TEXT = 5, G2ZP_MEASURED = 6 };
 
 static const g2zp_fact g2zp_epoch_columns[] = {
     {"epoch", "epoch_idx", NULL, NULL, 1},
@@ -1377,6 +1401,9 @@ static void g2zp_run_page(g2z_page *page, const g2zp_run *run) {
     g2zp_page_number(page, "loss of the last step", curves->column[G2ZP_COLUMN_loss][steps - 1]);
   if (validations) {
     const double loss = curves->column[G2ZP_COLUMN_val_loss][validations - 1];
+    if (curves->first > 0)
+      g2zp_page_number(page, "first step of these validation tokens",
+                       curves->column[G2ZP_COLUMN_val_step][curves->first]);
     g2zp_page_number(page, "step of the best validation loss",
                      curves->column[G2ZP_COLUMN_val_step][curves->best]);
     g2zp_page_number(page, "last validation loss", loss);
@@ -1794,26 +1821,25 @@ G2Z_API g2z_status g2z_results_add(g2z_results *results, const char *directory) 
 }
 
 /* A table of the facts that differ, a row per run; the facts that all runs share stand above it. */
-static void g2zp_page_runs(g2z_page *page, const g2z_object *runs, size_t count) {
+static void g2zp_page_runs(g2z_page *page, const g2z_object *runs, size_t count,
+                           const g2zp_fact *facts, int fact_count) {
   const char *headers[1 + G2ZP_COMPARED] = {"run"};
   char cell[G2ZP_CELL], first[G2ZP_CELL];
   int shown[G2ZP_COMPARED], used = 0;
-  for (int c = 0; c < G2ZP_COMPARED; c++) {
-    const g2zp_fact *fact = &g2zp_run_facts[c];
-    int differs = g2zp_object_cell(first, &runs[0], fact)[0] && count == 1;
+  for (int c = 0; c < fact_count; c++) {
+    int differs = g2zp_object_cell(first, &runs[0], &facts[c])[0] && count == 1;
     for (size_t r = 1; r < count && !differs; r++)
-      differs = strcmp(g2zp_object_cell(cell, &runs[r], fact), first) != 0;
-    if (!differs && first[0]) g2z_page_fact(page, fact->name, "%s", first);
+      differs = strcmp(g2zp_object_cell(cell, &runs[r], &facts[c]), first) != 0;
+    if (!differs && first[0]) g2z_page_fact(page, facts[c].name, "%s", first);
     if (!differs) continue;
     shown[used++] = c;
-    headers[used] = fact->name;
+    headers[used] = facts[c].name;
   }
   g2z_page_table(page, 1 + used, headers);
   for (size_t r = 0; r < count; r++) {
     g2z_page_cell(page, "%s", runs[r].path);
     for (int c = 0; c < used; c++)
-      g2z_page_cell(page, "%s",
-                    g2zp_object_cell(cell, &runs[r], &g2zp_run_facts[shown[c]]));
+      g2z_page_cell(page, "%s", g2zp_object_cell(cell, &runs[r], &facts[shown[c]]));
   }
 }
 
@@ -1853,53 +1879,119 @@ static double g2zp_best(const g2z_object *run, const g2zp_curves *c) {
                                     : g2z_object_number(run, "summary.best_val_loss");
 }
 
-/* A figure of the validation that reached the loss to compare by; NaN: none did. */
+/* A figure of the validation that reached the level to compare by; NaN: none did. */
 static double g2zp_reached(const g2zp_curves *c, int column) {
   return c->reached < c->count[G2ZP_VALIDATIONS] ? c->column[column][c->reached] : NAN;
 }
 
+/* Losses are one measure only over the same tokens in sequences of the same length. Bits per byte
+ * of the same text are one measure in every vocabulary. Between other runs there is none. */
+typedef enum g2zp_measure { G2ZP_LOSS, G2ZP_BITS, G2ZP_NO_MEASURE } g2zp_measure;
+
+/* 1 if the fact is the same in all runs that validated, as far as it is known; *known: in all. */
+static int g2zp_same(const g2z_object *runs, const g2zp_curves *curves, size_t count,
+                     const g2zp_fact *fact, int *known) {
+  char first[G2ZP_CELL] = "", text[G2ZP_CELL];
+  *known = 1;
+  for (size_t r = 0; r < count; r++) {
+    if (isnan(g2zp_best(&runs[r], &curves[r]))) continue;
+    const char *cell = g2zp_object_cell(text, &runs[r], fact);
+    if (*first && *cell && strcmp(first, cell) != 0) return 0;
+    if (*cell) snprintf(first, sizeof first, "%s", cell);
+    else *known = 0;
+  }
+  return 1;
+}
+
+/* Finds the common measure of the runs, and fills val_measure. Puts a text that states why losses
+ * are not compared, and a table of what differs. */
+static g2zp_measure g2zp_page_measure(g2z_page *page, const g2z_object *runs, g2zp_curves *curves,
+                                      size_t count, size_t validated) {
+  static const g2zp_fact set = {"", "validation.set", NULL, NULL, 1};
+  const char *comma = "since the runs differ in: ";
+  char why[300] = "";
+  int known;
+  g2zp_measure measure = G2ZP_NO_MEASURE;
+  if (validated < 2 || (g2zp_same(runs, curves, count, &set, &known) && known)) measure = G2ZP_LOSS;
+  else if (g2zp_same(runs, curves, count, &g2zp_measured[G2ZP_OF_TEXT], &known) && known)
+    measure = G2ZP_BITS;
+  for (size_t r = 0; r < count; r++) {
+    g2zp_curves *c = &curves[r];
+    c->per_nat = measure != G2ZP_BITS ? 1 : g2z_object_number(&runs[r], "validation.tokens") /
+                 (g2z_object_number(&runs[r], "validation.bytes") * log(2.0));
+    for (size_t i = 0; i < c->count[G2ZP_VALIDATIONS]; i++)
+      c->column[G2ZP_COLUMN_val_measure][i] =
+          i < c->first ? NAN : c->column[G2ZP_COLUMN_val_loss][i] * c->per_nat;
+  }
+  if (measure == G2ZP_LOSS) return measure;
+  for (int i = 0; i < G2ZP_OF_LOSS; i++) {
+    if (g2zp_same(runs, curves, count, &g2zp_measured[i], &known)) continue;
+    snprintf(why + strlen(why), sizeof why - strlen(why), "%s%s", comma, g2zp_measured[i].name);
+    comma = ", ";
+  }
+  g2z_page_text(page, "Losses are not compared, %s. %s",
+                *why ? why : "since it is not known which tokens they were measured over",
+                measure == G2ZP_BITS ?
+                "Bits per byte are compared: all runs validated on the same text. A run's tokens "
+                "are those of its own vocabulary." :
+                "Nor are bits per byte, since the text is not the same or not known. To compare "
+                "the weights, score one text with each: ./train --init-from RUN_DIR/weights --eval "
+                "TEXT");
+  g2zp_page_runs(page, runs, count, g2zp_measured, G2ZP_MEASURED);
+  return measure;
+}
+
 /* Puts a table of validation losses, and of the steps, tokens and seconds until each run reached
- * the same loss. It is --target-loss if all runs that give it give the same; else it is the highest
- * of the best losses, which every run reached. Returns this loss; NaN: nothing to compare. */
+ * the same level of the common measure. The level is --target-loss if all runs that give it give
+ * the same and losses are the measure; else it is the highest of the best values, which every run
+ * reached. Returns this level; NaN: nothing to compare. */
 static double g2zp_page_validations(g2z_page *page, const g2z_object *runs, g2zp_curves *curves,
-                                    size_t count) {
-  static const char *const headers[] = {"run", "last loss", "best loss", "best step", "steps",
-                                        "relative steps", "tokens", "relative tokens", "seconds",
-                                        "relative seconds"};
+                                    size_t count, g2zp_measure *measure) {
+  static const char *const bits_at = "summary.best_val_bits_per_byte";
+  const char *headers[] = {"run", "last loss", "best loss", "best step", "best bits per byte",
+                           "steps", "relative steps", "tokens", "relative tokens", "seconds",
+                           "relative seconds"};
   double level = NAN, target = NAN, most[3] = {NAN, NAN, NAN};
   const char *slowest = NULL;        /* no run needed more steps, `most` */
   size_t validated = 0;
   int by_target = 1;                 /* 0: there is none, or two differ */
+  int bits = 0;                      /* 1: a run knows its bits per byte */
   char cell[G2ZP_CELL];
   for (size_t r = 0; r < count; r++) {
     const double own = g2z_object_number(&runs[r], "summary.target_loss");
     if (own < target || own > target) by_target = 0;
     if (!isnan(own)) target = own;
-    const double best = g2zp_best(&runs[r], &curves[r]);
-    level = fmax(level, best);       /* skips a NaN */
-    validated += !isnan(best);
+    validated += !isnan(g2zp_best(&runs[r], &curves[r]));
+    bits |= !isnan(g2z_object_number(&runs[r], bits_at));
   }
   if (!validated) return NAN;
-  if (isnan(target)) by_target = 0;
-  level = by_target ? target : validated > 1 ? level : NAN;
+  g2z_page_heading(page, "Validation");
+  *measure = g2zp_page_measure(page, runs, curves, count, validated);
+  if (isnan(target) || *measure != G2ZP_LOSS) by_target = 0;
+  for (size_t r = 0; r < count && validated > 1; r++) /* fmax skips a NaN */
+    level = fmax(level, g2zp_best(&runs[r], &curves[r]) * curves[r].per_nat);
+  if (by_target) level = target;
+  if (*measure == G2ZP_NO_MEASURE) level = NAN;
   for (size_t r = 0; r < count; r++) {
     g2zp_curves *c = &curves[r];
+    if (c->reached < c->first) c->reached = c->first;
     while (c->reached < c->count[G2ZP_VALIDATIONS] &&
-           !(c->column[G2ZP_COLUMN_val_loss][c->reached] <= level)) c->reached++;
+           !(c->column[G2ZP_COLUMN_val_measure][c->reached] <= level)) c->reached++;
     if (slowest && !(g2zp_reached(c, G2ZP_COLUMN_val_step) > most[0])) continue;
     for (int m = 0; m < 3; m++) most[m] = g2zp_reached(c, G2ZP_COLUMN_val_step + m);
     if (!isnan(most[0])) slowest = runs[r].path;
   }
-  g2z_page_heading(page, "Validation");
   g2zp_number_text(cell, "%.4f", level);
   if (slowest)
     g2z_page_text(page, "The table counts steps, tokens and seconds of training (except of runs "
                         "that began from another run's checkpoint) until the first validation with "
-                        "a loss of at most %s, %s. Relative figures compare with %s: no run needed "
-                        "more steps.", cell,
-                  by_target ? "the target" : "the highest of the best losses", slowest);
+                        "%s of at most %s, %s. Relative figures compare with %s: no run needed "
+                        "more steps.", *measure == G2ZP_BITS ? "bits per byte" : "a loss", cell,
+                  by_target ? "the target" : *measure == G2ZP_BITS ? "the highest of the best"
+                                           : "the highest of the best losses", slowest);
   else if (by_target) g2z_page_text(page, "No run reached the target loss, %s.", cell);
-  g2z_page_table(page, slowest ? 10 : 4, headers);
+  if (!bits) memmove(headers + 4, headers + 5, 6 * sizeof *headers);
+  g2z_page_table(page, 4 + bits + (slowest ? 6 : 0), headers);
   for (size_t r = 0; r < count; r++) {
     const g2zp_curves *c = &curves[r];
     const size_t all = c->count[G2ZP_VALIDATIONS];
@@ -1909,6 +2001,8 @@ static double g2zp_page_validations(g2z_page *page, const g2z_object *runs, g2zp
     g2z_page_cell(page, "%s", g2zp_number_text(cell, "%.4f", all ? loss[all - 1] : NAN));
     g2z_page_cell(page, "%s", g2zp_number_text(cell, "%.4f", g2zp_best(&runs[r], c)));
     g2z_page_cell(page, "%s", g2zp_number_text(cell, "%.0f", best_step));
+    const double best_bits = g2z_object_number(&runs[r], bits_at);
+    if (bits) g2z_page_cell(page, "%s", g2zp_number_text(cell, "%.4f", best_bits));
     for (int m = 0; m < 3 && slowest; m++) {
       const double value = g2zp_reached(c, G2ZP_COLUMN_val_step + m);
       g2z_page_cell(page, "%s", g2zp_number_text(cell, m < 2 ? "%.0f" : "%.2f", value));
@@ -1921,25 +2015,26 @@ static double g2zp_page_validations(g2z_page *page, const g2z_object *runs, g2zp
 /* Puts charts with a curve for each of the first runs. Unless `level` is NaN, a dashed line marks
  * this loss. */
 static void g2zp_page_compared(g2z_page *page, const g2z_object *runs, const g2zp_curves *curves,
-                               size_t count, double level) {
+                               size_t count, double level, g2zp_measure measure) {
 #define X(name) G2ZP_COLUMN_##name
   static const struct {
-    const char *title, *x_name;
+    const char *over, *x_name;
     int x, y;
-  } charts[] = {
-      {"Validation loss over steps", "step", X(val_step), X(val_loss)},
-      {"Validation loss over tokens", "tokens", X(val_tokens), X(val_loss)},
-      {"Validation loss over time", "seconds of training", X(val_time_s), X(val_loss)},
-      {"Loss over steps", "step", X(step), X(smooth)},
-      {"Loss over tokens", "tokens", X(tokens), X(smooth)},
-      {"Loss over time", "seconds of training", X(time_s), X(smooth)}};
+  } charts[] = {{"steps", "step", X(val_step), X(val_measure)},
+                {"tokens", "tokens", X(val_tokens), X(val_measure)},
+                {"time", "seconds of training", X(val_time_s), X(val_measure)},
+                {"steps", "step", X(step), X(smooth)},
+                {"tokens", "tokens", X(tokens), X(smooth)},
+                {"time", "seconds of training", X(time_s), X(smooth)}};
+  const char *const name = measure == G2ZP_BITS ? "bits per byte" : "loss";
+  const char *const apart = measure == G2ZP_LOSS ? "" : "; not comparable";
   const double levels[2] = {level, level};
-  char cell[G2ZP_CELL], level_name[G2ZP_CELL + 8];
+  char cell[G2ZP_CELL], level_name[G2ZP_CELL + 16], title[64], about[64];
   int headed = 0;
-  snprintf(level_name, sizeof level_name, "loss %s", g2zp_number_text(cell, "%.4f", level));
+  snprintf(level_name, sizeof level_name, "%s %s", name, g2zp_number_text(cell, "%.4f", level));
   for (size_t n = 0; n < G2Z_COUNT(charts); n++) {
     g2z_series series[G2Z_CHART_SERIES];
-    const int validation = charts[n].y == X(val_loss);
+    const int validation = charts[n].y == X(val_measure);
     double ends[2] = {INFINITY, -INFINITY};
     int used = 0;
     for (size_t r = 0; r < count && used < G2Z_CHART_SERIES - 1; r++) {
@@ -1961,9 +2056,13 @@ static void g2zp_page_compared(g2z_page *page, const g2z_object *runs, const g2z
       const g2z_series line = {level_name, ends, levels, NULL, NULL, 2, G2Z_MARK_DASHED};
       series[used++] = line;
     }
-    const g2z_chart chart = {charts[n].title,
-                             validation ? "nats per token" : "nats per token, smoothed",
-                             charts[n].x_name, NULL, series, used, G2Z_AXIS_AUTO, G2Z_AXIS_AUTO};
+    snprintf(title, sizeof title, "%s%s over %s", validation ? "Validation " : "",
+             validation ? name : "Loss", charts[n].over);
+    if (validation && measure == G2ZP_BITS) snprintf(about, sizeof about, "of the same text");
+    else if (validation) snprintf(about, sizeof about, "nats per token%s", apart);
+    else snprintf(about, sizeof about, "nats per token of the run's own data, smoothed");
+    const g2z_chart chart = {title, about, charts[n].x_name, NULL, series, used, G2Z_AXIS_AUTO,
+                             G2Z_AXIS_AUTO};
     if (!(ends[0] <= ends[1])) continue; /* no values */
     if (!headed) g2z_page_heading(page, "Curves");
     if (!headed && count > G2Z_CHART_SERIES - 1)
@@ -1998,10 +2097,11 @@ G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path
     g2z_page_text(page, "Read from each training_metrics.json. Tokens/s includes the first steps, "
                         "which experiments leave out as warm-up. Step times are from the last "
                         "epoch.");
-    g2zp_page_runs(page, results->runs, count);
+    g2zp_page_runs(page, results->runs, count, g2zp_run_facts, G2ZP_COMPARED);
     status = g2zp_page_flags(page, results->runs, count);
-    const double level = g2zp_page_validations(page, results->runs, curves, count);
-    g2zp_page_compared(page, results->runs, curves, count, level);
+    g2zp_measure measure = G2ZP_LOSS;
+    const double level = g2zp_page_validations(page, results->runs, curves, count, &measure);
+    g2zp_page_compared(page, results->runs, curves, count, level, measure);
   }
   if (status == G2Z_OK) status = g2z_page_commit(page);
   g2z_page_free(page);

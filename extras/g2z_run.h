@@ -277,7 +277,7 @@ extern "C" {
   X(due)           /* saved: work left to do after the step, */                                   \
   X(evaluated)     /* and the number of --eval files scored by then */                            \
   X(best_step)     /* of best_val_loss */                                                         \
-  X(val_data)      /* what best_val_loss was measured over: a hash of the shards, */              \
+  X(val_data)      /* what best_val_loss was measured over: g2zr_val_data, */                     \
   X(val_tokens)    /* and a limit of the targets; 0: there was no validation */                   \
   X(stale)         /* number of validations since best_step */                                    \
   X(target_loss)                                                                                  \
@@ -392,6 +392,11 @@ struct g2z_run {
   double recent[G2ZR_RECENT];        /* losses of the last steps, the newest first; skipped steps
                                       * count, but not steps without a token that counts */
   int64_t val_steps, val_tokens;     /* of one validation: batches, and a limit of its targets */
+  struct {                           /* rank 0 counts what a validation measures its loss over */
+    int64_t tokens, bytes;           /* targets, and bytes of their text; bytes 0: not known */
+    uint32_t text;                   /* CRC-32C of that text */
+    char set[64];                    /* runs with the same set have the same targets and --seq */
+  } measure;
   double *step_s;                    /* of this epoch's steps since the start or the resume, */
   size_t timed;                      /* and their number */
   g2zr_epoch *epoch;                 /* all epochs; the last one is running */
@@ -779,6 +784,48 @@ static double g2zr_wall_s(const g2z_run *run) {
   return run->sum.wall_s + ((run->ended > 0 ? run->ended : g2z_seconds()) - run->started);
 }
 
+/* A hash of the validation shards and of --seq, on which a token's loss depends, too. A double
+ * holds 53 of its bits. */
+static double g2zr_val_data(const g2z_run *run) {
+  const uint64_t hash = (run->val->data ^ (uint64_t)run->config.train.seq) * 0x9e3779b97f4a7c15u;
+  return (double)(hash >> 11);
+}
+
+/* 1 if a validation measures what best_val_loss was measured over. */
+static int g2zr_same_tokens(const g2z_run *run) {
+  return run->val && run->sum.val_data == g2zr_val_data(run) &&
+         run->sum.val_tokens == (double)run->val_tokens;
+}
+
+/* A loss in nats per target as bits per byte of the targets' text; NaN: the bytes are not known. */
+static double g2zr_bits_per_byte(const g2z_run *run, double loss) {
+  const double bytes = run->measure.bytes > 0 ? (double)run->measure.bytes : NAN;
+  return loss * (double)run->measure.tokens / (bytes * log(2.0));
+}
+
+/* A hash in hexadecimal digits; null: not known. */
+static void g2zr_put_hash(g2z_json_out *out, const char *key, uint64_t hash, int digits) {
+  char text[20];
+  snprintf(text, sizeof text, "%0*" PRIx64, digits, hash);
+  G2ZR_TEXT(key, hash ? text : NULL);
+}
+
+/* "validation": what best_val_loss was measured over; null: there is none. */
+static void g2zr_put_validation(const g2z_run *run, g2z_json_out *out) {
+  const int known = run->measure.bytes > 0;
+  if (!g2zr_same_tokens(run)) {
+    G2ZR_NONE("validation");
+    return;
+  }
+  G2ZR_OPEN("validation");
+  G2ZR_TEXT("set", run->measure.set);
+  g2zr_put_hash(out, "shards_hash", run->val->data, 16);
+  G2ZR_WHOLE("tokens", run->measure.tokens);
+  g2zr_put_hash(out, "text_hash", known ? run->measure.text : 0, 8);
+  G2ZR_COUNT("bytes", known ? (double)run->measure.bytes : NAN);
+  G2ZR_CLOSE();
+}
+
 /* "dataset_mixture": what was read of each set. */
 static void g2zr_put_mixture(const g2z_run *run, g2z_json_out *out) {
   const g2z_loader *loader = run->trainer->loader;
@@ -888,6 +935,7 @@ static void g2zr_put_artifact(void *user, g2z_json_out *out) {
   G2ZR_TEXT("model_size", size);
   G2ZR_WHOLE("parameters", plan->parameters);
   G2ZR_WHOLE("seq_len", plan->seq);
+  g2zr_put_hash(out, "vocab_hash", config->train.model.vocab_hash, 16);
   G2ZR_WHOLE("epochs", (run->steps + run->steps_per_epoch - 1) / run->steps_per_epoch);
   G2ZR_WHOLE("micro_batch_size_per_gpu", plan->batch);
   G2ZR_WHOLE("grad_accum_steps", plan->accum);
@@ -920,9 +968,11 @@ static void g2zr_put_artifact(void *user, g2z_json_out *out) {
   g2z_json_begin(out, "epochs", '[');
   for (size_t i = 0; i < run->epoch_count; i++) g2zr_put_epoch(run, out, &run->epoch[i]);
   g2z_json_end(out, ']');
+  g2zr_put_validation(run, out);
   G2ZR_OPEN("summary");
   G2ZR_REAL("total_wall_time_sec", g2zr_wall_s(run));
   G2ZR_REAL("best_val_loss", run->sum.best_val_loss);
+  G2ZR_REAL("best_val_bits_per_byte", g2zr_bits_per_byte(run, run->sum.best_val_loss));
   G2ZR_COUNT("best_val_step", run->sum.best_step);
   G2ZR_COUNT("early_stop_step", run->impatient ? (double)run->step : NAN);
   G2ZR_REAL("target_loss", run->sum.target_loss > 0 ? g2zr_decimal(config->target_loss) : NAN);
@@ -1398,6 +1448,39 @@ static g2z_status g2zr_open_tokenizer(g2z_run *run) {
 #define G2ZR_BYTES UINT64_C(0xcbf29ce484222325) /* g2z_tokenizer_hash of the 256 bytes, */
 #define G2ZR_GPT2 UINT64_C(0x4aaeec9c912d3e56)  /* and of GPT-2's merges */
 
+/* Rank 0: reads what a validation of all ranks reads. The text has the same checksum in every
+ * vocabulary: the first input belongs to it, which may be the end-of-text token or the text's first
+ * token. An end of text has no bytes. */
+static g2z_status g2zr_measure(g2z_run *run, g2z_loader_config config) {
+  const g2z_tokenizer *tokenizer = run->tokenizer;
+  const int32_t *x, *y;
+  g2z_loader *loader;
+  int64_t steps = run->val_steps * config.world;
+  config.rank = 0;
+  config.world = 1;
+  G2Z_TRY(g2z_loader_create(run->services, &config, &loader));
+  g2z_status status = G2Z_OK;
+  if (steps > loader->steps_per_epoch) steps = loader->steps_per_epoch;
+  for (int64_t step = 0; step < steps && status == G2Z_OK; step++) {
+    status = g2z_loader_next(loader, &x, &y);
+    const int64_t count = status == G2Z_OK ? loader->rows * config.seq : 0;
+    for (int64_t i = step ? 0 : -1; i < count; i++) {
+      const int32_t id = i < 0 ? x[0] : y[i];
+      size_t bytes = 0;
+      if (id < 0) continue;
+      run->measure.tokens += i >= 0;
+      if (!tokenizer) continue;
+      const unsigned char *text = g2z_tokenizer_token(tokenizer, id, &bytes);
+      run->measure.text = g2z_crc32c(run->measure.text, text, bytes);
+      if (i >= 0 && id != g2z_tokenizer_eot(tokenizer)) run->measure.bytes += (int64_t)bytes;
+    }
+  }
+  snprintf(run->measure.set, sizeof run->measure.set, "%016" PRIx64 "-%" PRId64 "-%d",
+           loader->data, run->measure.tokens, config.seq);
+  g2z_loader_free(loader);
+  return status;
+}
+
 /* The part of opening that needs no other rank. */
 static g2z_status g2zr_open_alone(g2z_run *run) {
   g2z_run_config *config = &run->config;
@@ -1421,6 +1504,7 @@ static g2z_status g2zr_open_alone(g2z_run *run) {
     const int64_t most = run->val_steps * train->batch * run->context->world;
     run->val_tokens = train->seq * (most < run->val->sequences ? most : run->val->sequences);
     if (run->val_tokens >= run->val->tokens) run->val_tokens = run->val->tokens - 1;
+    if (run->context->rank == 0 && config->run_dir) G2Z_TRY(g2zr_measure(run, loader));
   }
   /* Shards, tokenizer and model must share a vocabulary. Shards of other programs name none, and
    * pass. Without --vocab, a model with GPT-2's number of tokens takes only shards of GPT-2's
@@ -1767,15 +1851,6 @@ static g2z_status g2zr_check_shared(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* A double holds 53 of the hash's 63 bits. */
-static double g2zr_val_data(const g2z_run *run) { return (double)(run->val->data >> 10); }
-
-/* 1 if a validation reads the tokens that best_val_loss was measured over. */
-static int g2zr_same_tokens(const g2z_run *run) {
-  return run->val && run->sum.val_data == g2zr_val_data(run) &&
-         run->sum.val_tokens == (double)run->val_tokens;
-}
-
 /* Rank 0: prints what the run will do. */
 static void g2zr_introduce(g2z_run *run) {
   const g2z_plan *plan = run->trainer->plan;
@@ -1834,9 +1909,9 @@ static void g2zr_introduce(g2z_run *run) {
     G2ZR_SAY(run, "validation: %" PRId64 " batch%s, up to %" PRId64 " token%s", run->val_steps,
              run->val_steps == 1 ? "" : "es", run->val_tokens, G2Z_PLURAL(run->val_tokens));
   if (run->val && !isnan(run->sum.best_step) && !g2zr_same_tokens(run))
-    g2z_log(run->services, G2Z_LOG_WARNING, "the validation tokens changed since the checkpoint: "
-            "the lowest loss so far, %.4f of step %.0f, belongs to the old tokens. A new "
-            "comparison begins", run->sum.best_val_loss, run->sum.best_step);
+    g2z_log(run->services, G2Z_LOG_WARNING, "the validation tokens changed since the checkpoint, "
+            "or --seq did: the lowest loss so far, %.4f of step %.0f, belongs to the old ones. A "
+            "new comparison begins", run->sum.best_val_loss, run->sum.best_step);
   else if (run->config.keep_best && run->kept.best_step > (double)run->resumed)
     G2ZR_SAY(run, "%s/best keeps the weights of step %.0f until a validation finds less than their "
              "loss, %.4f", run->config.run_dir, run->kept.best_step, run->kept.best_val_loss);
@@ -2438,9 +2513,14 @@ static g2z_status g2zr_validate(g2z_run *run, g2z_run_event *event) {
   if (reached) snprintf(note, sizeof note, " | reaches the target of %g", sum->target_loss);
   g2zr_line(run, "step %" PRId64 "/%" PRId64 " | val loss %.4f | perplexity %s%s", run->step,
             run->steps, loss, shown, note);
-  const g2zr_number values[] = {
-      {"val_loss", loss}, {"val_ms", seconds * 1e3}, {"target_seconds", sum->target_s}};
-  g2zr_put_line(run, values, reached ? 3 : 2, reached ? ", \"target\": true" : "");
+  const g2zr_number values[] = {{"val_loss", loss},
+                                {"val_ms", seconds * 1e3},
+                                {"val_bits_per_byte", g2zr_bits_per_byte(run, loss)},
+                                {"target_seconds", sum->target_s}};
+  char last[128];
+  snprintf(last, sizeof last, ", \"val_set\": \"%s\"%s", run->measure.set,
+           reached ? ", \"target\": true" : "");
+  g2zr_put_line(run, values, reached ? 4 : 3, last);
   g2zr_log(run, run->line);
   if (config->patience > 0 && sum->stale >= (double)config->patience &&
       !(run->due & G2ZR_DUE_FINISH)) {

@@ -232,6 +232,7 @@ static void test_report_curves(g2z_test *t) {
     CHECK(t, fclose(file) == 0);
     file = test_report_file(t, names[r], "training_metrics.json");
     fprintf(file, "{\"schema_version\": \"2.0\", \"hardware\": {\"world_size\": 1}, "
+            "\"validation\": {\"set\": \"v\"}, "
             "\"training_config\": {\"moments\": \"%s\"}, \"summary\": {\"total_wall_time_sec\": "
             "%d.14159, \"mean_tokens_per_sec_global\": 12842.8}, \"epochs\": []}",
             r ? "bf16" : "fp32", 3 + r);
@@ -274,6 +275,8 @@ static void test_report_compared(g2z_test *t) {
                {"--lr 3e-3 --seed 2", 200, 250, {0, 3.4375, 0, 3.4375}}};
 #define NONE "<td>\xe2\x80\x93"
 #define COMMON "at most 3.5000, the highest of the best losses. Relative figures compare with "
+#define TEXT(set, tokens, text) "{\"set\": \"" set "\", \"tokens\": " #tokens ", \"bytes\": 100, " \
+                                "\"text_hash\": \"" text "\"}"
 #define ROWS "<td>3.5000<td>3.5000<td>4<td>4<td>1.00<td>400<td>1.00<td>2.00<td>1.00", \
              "<td>3.1250<td>3.0000<td>3<td>2<td>0.50<td>200<td>0.50<td>1.60<td>0.80"
   static const char *const common[3] = {
@@ -286,17 +289,28 @@ static void test_report_compared(g2z_test *t) {
       "<td>3.4375<td>3.4375<td>2<td>2<td>1.00<td>400<td>2.00<td>0.50<td>0.31"};
   static const char *const missed[3] = {
       "<td>3.5000<td>3.5000<td>4", "<td>3.1250<td>3.0000<td>3", "<td>3.4375<td>3.4375<td>2"};
+  /* Twice the tokens in the text of b: its loss of 3.00 is 8.6562 bits per byte. */
+  static const char *const by_bits[3] = {
+      "<td>3.5000<td>3.5000<td>4<td>2<td>0.67<td>200<td>0.67<td>1.00<td>0.42",
+      "<td>3.1250<td>3.0000<td>3<td>3<td>1.00<td>300<td>1.00<td>2.40<td>1.00",
+      "<td>3.4375<td>3.4375<td>2<td>2<td>0.67<td>400<td>1.33<td>0.50<td>0.21"};
   static const char *const no_curves[3] = {
       NONE "<td>2.0000" NONE, NONE "<td>2.0000" NONE, NONE "<td>2.0000" NONE};
   static const struct {
     const char *targets[3];            /* target_loss of each run */
-    const char *about, *const *cells, *line;
+    const char *about, *const *cells, *line, *other; /* other: validation of b */
   } cases[] = {{{"null", "null", "null"}, COMMON, common, ">loss 3.5000</span>"},
                {{"null", "3.4375", "3.4375"}, "a loss of at most 3.4375, the target. ", target,
                 ">loss 3.4375</span>"},
                {{"3.25", "3.5", "null"}, COMMON, common, ">loss 3.5000</span>"},
                {{"1", "1", "1"}, "<p>No run reached the target loss, 1.0000.</p>", missed,
                 ">loss 1.0000</span>"},
+               {{"3", "3", "3"}, "at most 8.6562, the highest of the best. ", by_bits,
+                ">bits per byte 8.6562</span>", TEXT("w", 200, "e")},
+               {{"3", "3", "3"}, "<p>Losses are not compared, since the runs differ in: validation "
+                "tokens. Nor are bits per byte, ", missed, "", TEXT("w", 200, "f")},
+               {{"null", "null", "null"}, "since it is not known which tokens ", missed, "",
+                "null"},
                {{"null", "null", "null"}, COMMON, branch, ">loss 3.5000</span>"},
                {{"null", "null", "null"}, "<h2>Validation</h2>\n<div ", no_curves, ""}};
   static const char *const names[] = {"a", "b", "c"};
@@ -313,19 +327,21 @@ static void test_report_compared(g2z_test *t) {
     CHECK(t, fclose(file) == 0);
   }
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    const int curves = cases[i].cells != no_curves;
-    if (i >= 4) test_sh(t, curves ? "sed -i 1d c/metrics.jsonl" : "rm */metrics.jsonl");
+    const int curves = cases[i].cells != no_curves, first = i == 0;
+    if (cases[i].cells == branch) test_sh(t, "sed -i 1d c/metrics.jsonl");
+    if (!curves) test_sh(t, "rm */metrics.jsonl");
     for (int r = 0; r < 3; r++) {
       FILE *file = test_report_file(t, names[r], "training_metrics.json");
       fprintf(file, "{\"schema_version\": \"2.0\", \"hardware\": {\"world_size\": 1}, "
               "\"%s\": \"./train --seed 1 --eval %0600d --run-dir %s %s\", \"summary\": "
               "{\"total_wall_time_sec\": 3, \"best_val_loss\": 2, \"target_loss\": %s, "
-              "\"target_step\": 2, \"early_stop_step\": 4}}",
+              "\"target_step\": 2, \"early_stop_step\": 4}, \"validation\": %s}",
               curves || r < 2 ? "command_line" : "no_command", 1, names[r], runs[r].flags,
-              cases[i].targets[r]);
+              cases[i].targets[r],
+              r == 1 && cases[i].other ? cases[i].other : TEXT("v", 100, "e"));
       CHECK(t, fclose(file) == 0);
     }
-    if (!i)
+    if (first)
       CHECK_NO_MEMORY(t, 5, 500, test_results(t, names, 3), test_files_count(t, "*.partial") == 0);
     CHECK_OK(t, test_results(t, names, 3));
     const char *page = test_read(t, "all.html");
@@ -335,11 +351,12 @@ static void test_report_compared(g2z_test *t) {
                 cases[i].line, curves || r < 2 ? test_text("<dt>%s</dt><dd>%s</dd>", run,
                                                            runs[r].flags) : "");
     }
-    CHECK(t, test_times(page, "class=\"series dash") == 3 * curves && !strstr(page, "nan"));
-    CHECK(t, !strstr(page, "--seed 1") && !strstr(page, "--eval") && !strstr(page, "--run-dir"));
+    CHECK(t, test_times(page, "class=\"series dash") == 3 * (*cases[i].line != 0));
+    CHECK(t, !strstr(page, "nan"));
+    CHECK(t, !strstr(page, "--seed 1") && !strstr(page, "--eval 0") && !strstr(page, "--run-dir"));
     if (i == 1) CHECK_HAS(t, page, "compare with ", "/b: no run needed more steps.</p>");
     CHECK(t, test_times(page, "<b>") == 6 * curves && test_times(page, "<h2>Curves") == curves);
-    if (i) continue;
+    if (!first) continue;
     /* The page of one run marks the validation that reached its target. */
     CHECK_OK(t, g2z_report_run(&t->services, test_path(t, "b")));
     page = test_read(t, "b/report.html");
@@ -368,6 +385,85 @@ static void test_report_compared(g2z_test *t) {
   }
 #undef NONE
 #undef COMMON
+#undef TEXT
+#undef ROWS
+}
+
+/* When the validation tokens change, the best validation is the best one over the last tokens. */
+static void test_report_sets(g2z_test *t) {
+  static const struct { int step; double loss; const char *set; } lines[] = {
+      {1, 2, "a"}, {2, 5, "b"}, {3, 4.5, "b"}, {4, 4.75, "b"}};
+  static const char *const names[] = {"run", "run"};
+  FILE *file = test_report_file(t, "run", "metrics.jsonl");
+  for (size_t i = 0; i < sizeof lines / sizeof *lines; i++)
+    fprintf(file, "{\"step\": %d, \"tokens\": 9, \"loss\": 5, \"step_ms\": 1}\n{\"step\": %d, "
+            "\"val_loss\": %g, \"val_ms\": 1, \"val_set\": \"%s\"}\n", lines[i].step, lines[i].step,
+            lines[i].loss, lines[i].set);
+  CHECK(t, fclose(file) == 0);
+  file = test_report_file(t, "run", "training_metrics.json");
+  fprintf(file, "{\"schema_version\": \"2.0\", \"validation\": {\"set\": \"b\"}}");
+  CHECK(t, fclose(file) == 0);
+  CHECK_OK(t, g2z_report_run(&t->services, test_path(t, "run")));
+  CHECK_HAS(t, test_read(t, "run/report.html"),
+            "<dt>first step of these validation tokens</dt><dd>2</dd>",
+            "<dt>step of the best validation loss</dt><dd>3</dd>");
+  CHECK_OK(t, test_results(t, names, 2));
+  CHECK_HAS(t, test_read(t, "all.html"), "at most 4.5000, the highest of the best losses",
+            "<td>4.7500<td>4.5000<td>3<td>3<td>1.00<td>");
+}
+
+/* Runs on one text with two vocabularies, the second on two ranks: bits per byte are what --eval
+ * prints for the text, and what the page compares. With fewer validation tokens nothing is. */
+static void test_report_bits(g2z_test *t) {
+  static const struct { const char *name, *flags; } runs[] = {
+      {"bytes", "--train t_train_*.bin --val v_train_*.bin --vocab-size 257"},
+      {"bpe", "--train m_train_*.bin --val w_train_*.bin --vocab m.bpe --ranks 2"},
+      {"few", "--train t_train_*.bin --val v_train_*.bin --vocab-size 257 --val-steps 1"}};
+  static const char *const both[] = {"bytes", "bpe"}, *const others[] = {"bytes", "few"};
+  double best[3] = {0, 0, 0};
+  FILE *file = test_report_file(t, ".", "t.txt");
+  for (uint32_t i = 0, state = 1; i < 900; i++, state = state * 1664525 + 1013904223)
+    fprintf(file, "%s%s", state >> 31 ? "tanned " : "riddle",
+            state >> 30 & 1 ? "most " : "kel\xc3\xa9 ");
+  CHECK(t, fclose(file) == 0);
+  TRAIN_OR_SKIP(t);
+  if (access(test_prepare_program(), X_OK) != 0) SKIP(t, "./prepare_data is not built: make");
+  test_sh(t, "tail -c 1000 t.txt > v.txt; printf '#version: 0.2\n' > b.bpe");
+  PREPARES(t, "", "--bytes --out . --name t --val-fraction 0 t.txt");
+  PREPARES(t, "", "--bytes --out . --name v --val-fraction 0 v.txt");
+  PREPARES(t, "", "--train-bpe 270 --out . --name m --val-fraction 0 t.txt");
+  PREPARES(t, "", "--vocab m.bpe --out . --name w --val-fraction 0 v.txt");
+  char train[1024], *absolute = realpath(test_train_program(), NULL), output[4096];
+  snprintf(train, sizeof train, "cd '%s' && OMP_NUM_THREADS=1 %s --device cpu", t->directory,
+           absolute);
+  free(absolute);
+  for (int r = 0; r < 3; r++) {
+    CHECK(t, test_shell(test_text("%s --layers 1 --channels 16 --heads 2 --context 16 --batch 2 "
+                                  "--sample-tokens 0 --steps 12 --val-every 4 --lr 1e-2 %s "
+                                  "--run-dir %s 2>&1", train, runs[r].flags, runs[r].name),
+                        output, sizeof output) == 0);
+    const char *line = test_read(t, "%s/metrics.jsonl", runs[r].name), *last = line;
+    while ((line = strstr(line, "\"val_bits_per_byte\"")) != NULL) last = line++;
+    CHECK(t, test_shell(test_text("%s --init-from %s/weights%s --eval v.txt --run-dir none 2>&1",
+                                  train, runs[r].name, r == 1 ? "" : " --vocab b.bpe"),
+                        output, sizeof output) == 0);
+    const char *bits = strstr(output, " bits per byte");
+    if (r < 2 && bits)
+      CHECK_NEAR(t, test_number(t, last, "\"val_bits_per_byte\": "), strtod(bits - 6, NULL), 2e-4);
+    CHECK(t, bits != NULL);
+    best[r] = test_number(t, test_read(t, "%s/training_metrics.json", runs[r].name),
+                          "\"best_val_bits_per_byte\": ");
+  }
+  CHECK_OK(t, test_results(t, both, 2));
+  const char *page = test_read(t, "all.html");
+  CHECK_HAS(t, page, "since the runs differ in: vocabulary, validation tokens, validation shards. ",
+            "all runs validated on the same text", "<th>best bits per byte<th>steps<th>",
+            test_text("bits per byte of at most %.4f, ", fmax(best[0], best[1])));
+  CHECK_OK(t, test_results(t, others, 2));
+  page = test_read(t, "all.html");
+  CHECK_HAS(t, page, "since the runs differ in: validation tokens. Nor are bits per byte",
+            "<td>32<td>32<td>");
+  CHECK(t, !strstr(page, "<th>relative steps") && !strstr(page, "at most"));
 }
 
 /* A run of 2,000 epochs. If each of the page's 18,000 figures reads all of them, it takes 10 s on
@@ -536,7 +632,8 @@ static void test_run_events(g2z_test *t) {
   for (int step = 1; step <= 8; step++)
     for (size_t i = 0; i < sizeof curves / sizeof *curves; i++) {
       int want = 0;
-      for (const char *at = lines; (at = strstr(at, test_text("{\"step\": %d,", step))) != NULL; at++)
+      const char *begin = test_text("{\"step\": %d,", step);
+      for (const char *at = lines; (at = strstr(at, begin)) != NULL; at++)
         want += (size_t)(strstr(at, test_text("\"%s\": ", curves[i][1])) - at) < strcspn(at, "\n");
       const int got = test_event_points(&one, &two, step, curves[i][0]);
       FAIL_IF(t, got != want, "step %d has %d points of %s, expected %d", step, got, curves[i][0],

@@ -1937,7 +1937,10 @@ static void test_train_best_honest(g2z_test *t) {
       {"true", OLD_BEST, "--keep-best $(cd %s/h22; rm -r best; ln -s none best)", 1, 1,
        "h22/best is not a directory, but --keep-best ", "step 9", "! ls h22/none"},
       {"ln -s . h", "", "--save-weights %s/h/h23/./new/../best/", 1, 1, "keeps the name best for ",
-       "step 1", "! ls h23"}};
+       "step 1", "! ls h23"},
+      /* A token's loss depends on --seq. */
+      {"true", "--keep-best", "--seq 8 --keep-best --lr 0", 1, 0, "since the checkpoint, or --seq "
+       "did", "not in", "ls h24/best-1/model.safetensors"}};
 #undef BAD_BEST
 #undef OLD_BEST
   for (int i = 0; i < (int)(sizeof cases / sizeof *cases); i++) {
