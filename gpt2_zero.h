@@ -905,7 +905,8 @@ G2Z_API g2z_status g2z_shard_writer_create(g2z_services *services, const char *p
                                            g2z_shard_format format, uint64_t vocab_hash,
                                            g2z_shard_writer **out);
 /* ids are 0..65535; with G2Z_UNCOUNTED added, the token does not count. A shard with such tokens
- * gets a mask; the commit of any other shard removes an earlier mask of this name. */
+ * gets a mask; the commit of any other shard removes an earlier mask of this name. A call that fails
+ * for lack of memory appends nothing; after a failure of the disk the commit fails, too. */
 #define G2Z_UNCOUNTED (1 << 30)
 G2Z_API g2z_status g2z_shard_writer_append(g2z_shard_writer *writer, const int32_t *ids,
                                            size_t count);
@@ -4459,13 +4460,24 @@ G2Z_API g2z_status g2z_shard_writer_create(g2z_services *services, const char *p
 
 G2Z_API g2z_status g2z_shard_writer_append(g2z_shard_writer *writer, const int32_t *ids,
                                            size_t count) {
-  for (size_t i = 0; i < count; i++) /* checks all first: if one id is bad, nothing is appended */
+  int32_t all = 0;
+  for (size_t i = 0; i < count; i++) { /* checks all first: if one id is bad, nothing is appended */
     if ((uint32_t)(ids[i] & ~G2Z_UNCOUNTED) > 65535)
       G2Z_REFUSE(writer->services, "id %" PRId32 " does not fit into a shard, which holds ids 0 to "
                  "65535: use a smaller vocabulary", ids[i]);
+    all |= ids[i];
+  }
   if (writer->format == G2Z_SHARD_LLMC && count > INT32_MAX - writer->tokens)
     G2Z_REFUSE(writer->services, "a shard with llm.c's header holds at most %d tokens, but this "
                "one would get %" PRIu64 ": write more shards", INT32_MAX, writer->tokens + count);
+  if (all & G2Z_UNCOUNTED && !writer->mask) { /* the mask begins: all tokens before count */
+    const g2z__mask none = {0, 0, 0, 0};      /* finish() writes the real header */
+    G2Z_TRY(g2z_writer_create(writer->services, g2z__mask_of(writer->file->path).text,
+                              &writer->mask));
+    G2Z_TRY(g2z_writer_put(writer->mask, &none, sizeof none));
+    for (uint64_t k = 0; k < writer->tokens / 8; k++)
+      G2Z_TRY(g2z_writer_put(writer->mask, "\xff", 1));
+  }
   uint16_t narrow[4096];
   for (size_t done = 0, n; done < count; done += n) {
     n = count - done < 4096 ? count - done : 4096;
@@ -4474,14 +4486,6 @@ G2Z_API g2z_status g2z_shard_writer_append(g2z_shard_writer *writer, const int32
   }
   for (size_t i = 0; i < count; i++, writer->tokens++) {
     int counts = !(ids[i] & G2Z_UNCOUNTED), at = (int)(writer->tokens % 8);
-    if (!counts && !writer->mask) { /* the mask begins: all tokens before this one count */
-      const g2z__mask none = {0, 0, 0, 0}; /* finish() writes the real header */
-      G2Z_TRY(g2z_writer_create(writer->services, g2z__mask_of(writer->file->path).text,
-                                &writer->mask));
-      G2Z_TRY(g2z_writer_put(writer->mask, &none, sizeof none));
-      for (uint64_t k = 0; k < writer->tokens / 8; k++)
-        G2Z_TRY(g2z_writer_put(writer->mask, "\xff", 1));
-    }
     writer->bits = (unsigned char)((at ? writer->bits : 0) | counts << at);
     if (at == 7 && writer->mask) G2Z_TRY(g2z_writer_put(writer->mask, &writer->bits, 1));
   }

@@ -287,6 +287,7 @@ static const g2z_test_entry test_table[] = {
     {"eval_questions", "questions with endings, as counted by hand", test_eval_questions},
     {"eval_formats", "questions of six benchmarks, as counted by hand", test_eval_formats},
     {"eval_texts", "a text, documents and tokens have the same loss", test_eval_texts},
+    {"eval_no_memory", "scores survive every failing allocation", test_eval_no_memory},
     {"eval_masks", "what a shard's mask leaves out is not scored", test_eval_masks},
     {"eval_writes", "what a model writes is shown alike in parts", test_eval_writes},
     {"eval_train", "./train scores files during training and after it", test_eval_train},

@@ -446,6 +446,49 @@ static void test_eval_texts(g2z_test *t) {
   CHECK_BAD(t, eval_file(model, NULL, test_path(t, "a.txt"), &text), "--vocab");
 }
 
+typedef struct eval_heard {
+  char text[4096];
+  size_t bytes;
+} eval_heard;
+static int eval_hear(void *user, const char *text, size_t bytes) {
+  eval_heard *heard = (eval_heard *)user;
+  memcpy(heard->text + heard->bytes, text, bytes);
+  heard->bytes += bytes;
+  return 0;
+}
+
+/* Files are opened, scored and continued with every allocation failing once: the calls that are made
+ * again have the same results. */
+static void test_eval_no_memory(g2z_test *t) {
+  static const char *const files[][2] = {
+      {"a.txt", "some text of several words"}, {"a.jsonl", "{\"text\": \"a\"}\n{\"text\": \"b\"}\n"},
+      {"q.jsonl", "{\"goal\": \"a\", \"sol1\": \"b\", \"sol2\": \"c d\", \"label\": 1}\n"},
+      {"s.bin", NULL}};
+  const eval_kit kit = eval_open(t, 257, NULL);
+  int32_t ids[40];
+  test_tokens(ids, 40, 257, 3);
+  ids[7] |= G2Z_UNCOUNTED;
+  test_shard(t, "s.bin", G2Z_SHARD_LLMC, ids, 40);
+  for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+    const char *path = test_at(t, "%s", files[i][0]);
+    g2z_eval expected, result;
+    g2z_eval_set *set = NULL;
+    if (files[i][1]) test_write_file(t, path, files[i][1], strlen(files[i][1]));
+    CHECK_OK(t, eval_file(kit.model, kit.tokenizer, path, &expected));
+    const long live = t->allocations;
+    CHECK_UNTIL_OK(t, 4, g2z_eval_open(&t->services, &kit.model->config, kit.tokenizer, path, &set));
+    CHECK_UNTIL_OK(t, 1, g2z_eval_run(set, kit.model, NULL, NULL, &result));
+    CHECK(t, result.loss == expected.loss && result.tokens == expected.tokens);
+    CHECK(t, result.questions == expected.questions && result.acc == expected.acc);
+    g2z_eval_free(set);
+    CHECK(t, t->allocations == live);
+  }
+  const g2z_sampling sampling = g2z_sampling_default();
+  static eval_heard heard;
+  CHECK_UNTIL_OK(t, 3, g2z_write_text(kit.model, kit.tokenizer, "some", 9, &sampling, eval_hear,
+                                      &heard));
+}
+
 /* A mask with more bits than one read takes, and a shard that has grown since it was read. */
 static void eval_check_mask(g2z_test *t) {
   enum { MANY = 40000 };
@@ -502,17 +545,6 @@ static void test_eval_masks(g2z_test *t) {
   ids[0]++;
   test_write_file(t, path, ids, 2 * COUNT);
   CHECK_FORMAT(t, eval_file(model, NULL, path, &result), "a.mask is the mask of another shard");
-}
-
-typedef struct eval_heard {
-  char text[4096];
-  size_t bytes;
-} eval_heard;
-static int eval_hear(void *user, const char *text, size_t bytes) {
-  eval_heard *heard = (eval_heard *)user;
-  memcpy(heard->text + heard->bytes, text, bytes);
-  heard->bytes += bytes;
-  return 0;
 }
 
 /* Appends `bytes` bytes as g2z_utf8_show shows them. */

@@ -284,6 +284,21 @@ static void test_write_file(g2z_test *t, const char *path, const void *bytes, si
     CHECK(t, status_ == G2Z_OK && at_ > (least));              \
   } while (0)
 
+/* The call, on the same objects each time, fails at `least` allocations or more before it succeeds:
+ * at its first, then at its second and so on. */
+#define CHECK_UNTIL_OK(t, least, call)                                   \
+  do {                                                                   \
+    g2z_status status_ = G2Z_NO_MEMORY;                                  \
+    long failed_ = -1;                                                   \
+    while (status_ == G2Z_NO_MEMORY && ++failed_ < 1000) {               \
+      (t)->fail_at = failed_ + 1;                                        \
+      status_ = (call);                                                  \
+      (t)->fail_at = 0;                                                  \
+    }                                                                    \
+    FAIL_IF(t, status_ != G2Z_OK || failed_ < (least),                   \
+            "status %d after %ld failures", (int)status_, failed_);      \
+  } while (0)
+
 /* ----- warnings ---------------------------------------------------------- */
 
 static char test_warnings[4096]; /* one per line, since test_warnings_begin */

@@ -618,6 +618,13 @@ static void test_loader_no_memory(g2z_test *t) {
   const char *path = test_at(t, "a.bin");
   CHECK_NO_MEMORY(t, 3, 20, test_shard_write(t, path, G2Z_SHARD_RAW, 0, ids, 2), 1);
   CHECK(t, test_files_count(t, "") == 2); /* with its mask */
+  g2z_shard_writer *writer; /* the mask begins in a call that fails at first */
+  CHECK_UNTIL_OK(t, 1, g2z_shard_writer_create(&t->services, path, G2Z_SHARD_RAW, 0, &writer));
+  CHECK_OK(t, g2z_shard_writer_append(writer, ids, 1));
+  CHECK_UNTIL_OK(t, 1, g2z_shard_writer_append(writer, ids, 2));
+  CHECK_OK(t, g2z_shard_writer_commit(writer));
+  g2z_shard_writer_free(writer);
+  CHECK(t, test_files_equal(t, path, "\1\0\1\0\2\0", 6));
   test_mask_shard(t, path, G2Z_SHARD_LLMC, 0, 100, 0);
   test_mask_shard(t, test_path(t, "b.bin"), G2Z_SHARD_RAW, 500, 100, 0);
   g2z_loader_config config = test_loader_config(test_at(t, "*.bin"), 2, 8);

@@ -632,20 +632,6 @@ static void test_tokenizer_part(g2z_test *t) {
   }
 }
 
-/* The call fails at `least` allocations or more before it succeeds. */
-#define CHECK_UNTIL_OK(t, least, call)                                   \
-  do {                                                                   \
-    g2z_status status_ = G2Z_NO_MEMORY;                                  \
-    long failed_ = -1;                                                   \
-    while (status_ == G2Z_NO_MEMORY && ++failed_ < 1000) {               \
-      (t)->fail_at = failed_ + 1;                                        \
-      status_ = (call);                                                  \
-      (t)->fail_at = 0;                                                  \
-    }                                                                    \
-    FAIL_IF(t, status_ != G2Z_OK || failed_ < (least),                   \
-            "status %d after %ld failures", (int)status_, failed_);      \
-  } while (0)
-
 /* Calls everything once; returns the status of the first call that failed. */
 static g2z_status test_bpe_everything(g2z_test *t, const void *vocab, size_t bytes) {
   static char piece[400];
