@@ -173,10 +173,10 @@ static const struct { const char *command; int code; const char *sentence; } inp
      "$W --vocab b.bpe --prompt a", 1, "va/weights: give their own, or remove --vocab"},
     /* the same shards in training and validation */
     {"$T --train \"a-*.bin\" --val a-val.bin --vocab a.bpe", 1,
-     "such as a-val.bin: type --train 'a-train*.bin'"},
-    {"$T --train \"?-*.bin\" --vocab a.bpe", 1, "type --train '*train*.bin', or give"},
+     "a-val.bin is both a training and a validation shard: \"a-*.bin\" and \"a-val.bin\" match"},
+    {"$T --train \"?-*.bin\" --vocab a.bpe", 1, "were made with different vocabularies"},
     {"for s in train val; do ln a-$s.bin train_${s}_0.bin; done; " /* --name train */
-     "$T --train \"train_*.bin\" --vocab a.bpe", 1, ": type --train 'train_train*.bin'"},
+     "$T --train \"train_*.bin\" --vocab a.bpe", 0, ""}, /* a name is a name */
     {"$T --train a-val.bin --vocab a.bpe", 0, ""}, /* given by its exact name, it is used */
     {"$A --train b-train.bin --vocab a.bpe", 1,
      "\"a-train.bin\" has no weight~: type --train 'a-train.bin:0.5'"},
