@@ -1993,11 +1993,16 @@ G2Z_API g2z_status g2z_text_check(g2z_services *services, const char *path, int 
   if (bytes > G2Z_TEXT_LOOK) bytes = G2Z_TEXT_LOOK;
   const unsigned char *at = (const unsigned char *)text, *end = at + bytes;
   const int lines = json || strstr(path, ".json");
-  size_t characters = 0, wrong = 0, letters = 0, controls = 0, zeros[2] = {0, 0}, blank = 0;
+  size_t characters = 0, wrong = 0, letters = 0, controls = 0, zeros[2] = {0, 0};
   char what[128];
-  while (blank < bytes && text[blank] && strchr(" \t\r\n", text[blank])) blank++;
-  if (lines && blank < bytes && text[blank] == '[')
+  const size_t mark = bytes >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0;
+  const size_t first = mark + g2z_text_white(text + mark, bytes - mark);
+  if (lines && first < bytes && text[first] == '[')
     return g2zt_no_text(services, path, "an array of JSON", "jq -c '.[]' %s", 1, remedy);
+  if (lines && first < bytes && text[first] == '{' &&
+      memchr(text + first + 1, '\n', g2z_text_white(text + first + 1, bytes - first - 1)))
+    return g2zt_no_text(services, path, "JSON with line breaks inside of objects", "jq -c . %s", 1,
+                        remedy);
   for (size_t i = 0; i < G2Z_COUNT(g2zt_magics); i++)
     if (g2zt_magics[i].at + g2zt_magics[i].count <= bytes &&
         memcmp(text + g2zt_magics[i].at, g2zt_magics[i].bytes, g2zt_magics[i].count) == 0)

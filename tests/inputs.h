@@ -37,6 +37,9 @@ static const struct {
     {"array.json", 0, 3, "[{\"", "an array of JSON",
      "\njq -c '.[]' array.json > array.json.jsonl &&\n"},
     {"indented.json", 0, 5, "[\n  {", "an array of JSON", "\njq -c '.[]' "},
+    {"marked.json", 0, 4, "\xEF\xBB\xBF[", "an array of JSON", "\njq -c '.[]' "},
+    {"lines.json", 0, 6, "{\r\n  \"", "JSON with line breaks inside of objects",
+     "\njq -c . lines.json > lines.json.jsonl &&\n"},
     {"d.ndjson", 0, 300, NULL, NULL, NULL},
 };
 
@@ -125,7 +128,7 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"$P d.ndjson", 0, "val         1 document, 4 tokens"},
     {"cp d.ndjson old.json; printf '{\\n  \"text\": \"a\"\\n}\\n' > pretty.json", 0, ""},
     {"$P --name o old.json", 0, "val         1 document, 4 tokens"},
-    {"$P --name p pretty.json", 1, "pretty.json, line 1, column 2: expected"},
+    {"$P --name p pretty.json", 1, "JSON with line breaks inside of objects~jq -c . pretty.json > "},
     {"$P --field body some", 1, "its name does not end in .jsonl, .ndjson or .json: rename it"},
     /* shards of another vocabulary */
     {"head -c 60000 $R/gpt2_zero.h > a.txt; $P --train-bpe 300 a.txt && mv out/a* .", 0, ""},
