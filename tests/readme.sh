@@ -73,7 +73,8 @@ for entry in *; do
 done
 if command -v git > /dev/null; then
   cd "$work/origin" && git init -q && git add -A || exit 2
-  git -c user.name=readme -c user.email=readme@localhost commit -qm 'this tree' || exit 2
+  git -c user.name=readme -c user.email=readme@localhost -c commit.gpgsign=false \
+    commit -qm "this tree" || exit 2
 fi
 set -f # from here on patterns are for the commands
 

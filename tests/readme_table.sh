@@ -8,6 +8,7 @@ no_gpt2=$([[ ${GPT2_URL-} ]]; echo $?)
 gpu=$((gpus > 0)) cpu=$((gpus == 0))
 slow='a CPU takes hours for 124M parameters'
 ranks=$((gpus > 0 ? gpus : 2))
+launch=$( ((gpus > 0)) && echo "--gpus $gpus" || echo '--ranks 2')
 arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | head -n 1 | tr -d .)
 other_gpu=$([[ $cpu == 1 || $arch == 90 ]] && echo 0 || echo 1)
 no_nvcc=$([[ $gpu == 1 ]] && absent nvcc || echo 1)
@@ -90,11 +91,17 @@ also 1 '75 stopped by a signal and saved' './train ... --steps 99999 --run-dir s
 until grep -q step stopped/metrics.jsonl; do sleep 1; done
 kill $!; wait $!; [ $? = 75 ] && ls -d stopped/step-*'
 also 1 '--dry-run --device cuda'   './train ... --dry-run --device cuda --gpus 4'
-also 1 '`--zero`'                  './train --ranks 2 --device cpu ... --steps 20 --zero 3'
+also 1 '`--zero`'                  "./train $launch ... --steps 20 --zero 3"
+also 1 'stage and type, can load'  "./train $launch ... --zero 2 --dtype bf16 \\
+  --resume long/step-000100"
 also 1 '`--recompute block`'       './train ... --steps 20 --recompute block --dropout 0.1'
 also 1 '`--optimizer muon`'        './train ... --steps 20 --optimizer muon'
 also "$gpu" '`--fp8 all`'          './train ... --steps 20 --batch 8 --seq 512 --fp8 all'
 also 1 '`--eval-every` steps'      './train ... --steps 20 --eval FILE.txt --eval-every 10'
+also 1 '`--train-bpe N` learns'    'gzip -k my.txt
+./prepare_data --train-bpe 500 --out data --name packed my.txt.gz'
+also 1 '`--train GLOB:WEIGHT`'     './train --layers 2 --channels 64 --seq 32 --steps 20 \
+  --train "data/mine_train_*.bin:2" --train "data/mine_val_*.bin:1" --vocab data/vocab.bpe'
 also 1 './bench report'            './bench report run long other --out page && ls page/report.html'
 also "$gpu" 'docs/speed.md'        './bench --batch 8'
 also "$gpu" 'docs/speed.md'        './bench ops --batch 8'
