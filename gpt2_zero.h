@@ -129,7 +129,10 @@
  *     is whole: until then it is "NAME.partial". G2Z_ASSERT catches bugs of the caller.
  *
  * THREADS
- *     An object is used by one thread at a time. A g2z_tokenizer is immutable and may be shared.
+ *     An object is used by one thread at a time, and may move to another. A g2z_tokenizer is
+ *     immutable and may be shared. A program may use several GPUs: a context belongs to the GPU
+ *     that was current when it was created (of several ranks: the GPU of its local rank), and each
+ *     call makes its object's GPU current.
  *     A loader reads the next step in a thread of its own. In a job of several ranks, each has a
  *     thread that watches the others and calls on_fault. OpenMP threads live inside CPU ops.
  *
@@ -1624,6 +1627,7 @@ G2Z_API g2z_status g2z_weights_config(g2z_services *services, const char *direct
 typedef struct g2z_context {      /* read only */
   g2z_services *services;
   g2z_device_kind device;
+  int gpu;                        /* CUDA's number of its GPU */
   int rank, world;
   g2z_ranks *ranks;
 } g2z_context;
@@ -5522,6 +5526,8 @@ static const g2z_ops *g2z__cpu_ops(void);
 static int g2z__cuda_count(void);
 static g2z_status g2z__cuda_find(g2z_services *services, const char *promise);
 static g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes, size_t *total_bytes);
+static int g2z__cuda_current(void); /* the number of the calling thread's GPU */
+static g2z_status g2z__cuda_use(g2z_services *services, int gpu); /* makes it current */
 static g2z_status g2z__cuda_select(g2z_services *services, int local_rank, char id[64]);
 static g2z_status g2z__cuda_open(g2z_device *device); /* sets ops and backend */
 #else
@@ -5534,6 +5540,11 @@ G2Z__PRIVATE g2z_status g2z__cuda_find(g2z_services *services, const char *promi
 G2Z__PRIVATE g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes,
                                          size_t *total_bytes) {
   *free_bytes = *total_bytes = 0;
+  return g2z__cuda_find(services, "");
+}
+G2Z__PRIVATE int g2z__cuda_current(void) { return 0; }
+G2Z__PRIVATE g2z_status g2z__cuda_use(g2z_services *services, int gpu) {
+  (void)gpu;
   return g2z__cuda_find(services, "");
 }
 G2Z__PRIVATE g2z_status g2z__cuda_select(g2z_services *services, int local_rank, char id[64]) {
@@ -8941,6 +8952,7 @@ G2Z_API g2z_status g2z_context_create(const g2z_context_config *config, g2z_cont
   G2Z_TRY(G2Z_NEW(services, 1, &context));
   context->services = services;
   context->device = config->device;
+  if (config->device == G2Z_DEVICE_CUDA) context->gpu = g2z__cuda_current();
   context->rank = ranks.place.rank;
   context->world = ranks.place.world;
   g2z_status status = g2z__ranks_join(services, &ranks, &context->ranks);
@@ -8963,6 +8975,15 @@ G2Z_API void g2z_context_free(g2z_context *context) {
   if (!context) return;
   g2z__ranks_leave(context->ranks);
   g2z_release(context->services, context);
+}
+
+/* Creates a device on the context's GPU. */
+G2Z__PRIVATE g2z_status g2z__context_open(const g2z_context *context, g2z_dtype dtype,
+                                          g2z_dtype grad_dtype, g2z_device **out) {
+  *out = NULL;
+  if (context->device == G2Z_DEVICE_CUDA)
+    G2Z_TRY(g2z__cuda_use(context->services, context->gpu));
+  return g2z_device_create(context->services, context->device, dtype, grad_dtype, out);
 }
 
 G2Z__PRIVATE g2z_status g2z__check_ids(g2z_services *services, const char *what,
@@ -9467,8 +9488,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
     G2Z_TRY(g2z__vocab_agree(t->services, &t->plan->model.vocab_hash, t->loader->vocab_hash,
                              t->loader->vocab_shard));
   }
-  G2Z_TRY(g2z_device_create(t->services, t->plan->device, t->plan->dtype, t->plan->grad_dtype,
-                            &t->device));
+  G2Z_TRY(g2z__context_open(t->context, t->plan->dtype, t->plan->grad_dtype, &t->device));
   G2Z_TRY(g2z__device_suits(t->services, config, t->device));
   t->device->fp8 = config->fp8;
   /* Products choose algorithms by timing, by the library's first choice, or as an earlier run. */
@@ -9997,7 +10017,7 @@ G2Z_API g2z_status g2z_model_open(g2z_context *context, const char *directory, g
   G2Z_TRY(G2Z_NEW(services, 1, &m));
   m->services = services;
   m->config = config;
-  g2z_status status = g2z_device_create(services, context->device, dtype, dtype, &m->device);
+  g2z_status status = g2z__context_open(context, dtype, dtype, &m->device);
   if (status == G2Z_OK) {
     m->device->tune = G2Z_TUNE_OFF; /* each length is a new shape: too many to time */
     status = g2z__model_load(m, directory);

@@ -97,8 +97,14 @@ typedef struct g2z__cuda {       /* device->backend */
   int scratch_count;
 } g2z__cuda;
 
+/* The backend, whose GPU becomes current for the calling thread. All ops pass through here, since a
+ * program may use several GPUs, and an object may move to another thread. It costs 20 ns. */
 static inline g2z__cuda *g2z__cuda_of(const g2z_device *device) {
-  return (g2z__cuda *)device->backend;
+  g2z__cuda *cuda = (g2z__cuda *)device->backend;
+  int current = -1;
+  if (cuda && (cudaGetDevice(&current) != cudaSuccess || current != cuda->ordinal))
+    cudaSetDevice(cuda->ordinal); /* if it fails, the op's next call reports it */
+  return cuda;
 }
 
 static g2z_status g2z__cuda_fail(g2z_services *services, cudaError_t error, const char *what) {
@@ -259,6 +265,7 @@ static g2z_status g2z__scratch(g2z_device *device, size_t bytes, void **out) {
 /* ----- memory and order -------------------------------------------------- */
 
 static g2z_status g2z_cuda_allocate(g2z_device *device, size_t bytes, void **out) {
+  g2z__cuda *cuda = g2z__cuda_of(device);
   *out = NULL;
   void *memory = NULL;
   cudaError_t error = cudaMalloc(&memory, bytes ? bytes : 1);
@@ -268,11 +275,11 @@ static g2z_status g2z_cuda_allocate(g2z_device *device, size_t bytes, void **out
     cudaMemGetInfo(&free_bytes, &total_bytes);
     return g2z_fail(device->services, G2Z_NO_MEMORY,
                     "%s has no room for %.1f MiB: %.1f of its %.1f MiB are free; lower the batch",
-                    g2z__cuda_of(device)->gpu, (double)bytes / 1048576.0,
+                    cuda->gpu, (double)bytes / 1048576.0,
                     (double)free_bytes / 1048576.0, (double)total_bytes / 1048576.0);
   }
   if (error != cudaSuccess) return g2z__cuda_fail(device->services, error, "cudaMalloc");
-  error = cudaMemsetAsync(memory, 0, bytes ? bytes : 1, g2z__cuda_of(device)->stream);
+  error = cudaMemsetAsync(memory, 0, bytes ? bytes : 1, cuda->stream);
   if (error != cudaSuccess) {
     cudaFree(memory);
     return g2z__cuda_fail(device->services, error, "cudaMemsetAsync");
@@ -287,6 +294,7 @@ static void g2z_cuda_release(g2z_device *device, void *memory) {
 }
 
 static g2z_status g2z_cuda_allocate_host(g2z_device *device, size_t bytes, void **out) {
+  g2z__cuda_of(device);
   *out = NULL;
   void *memory = NULL;
   cudaError_t error = cudaMallocHost(&memory, bytes ? bytes : 1);
@@ -425,6 +433,7 @@ static g2z_status g2z_cuda_timers_open(g2z_device *device) {
   G2Z_TRY(g2z_allocate(device->services, 1, sizeof(g2z__cuda_spans), &memory));
   g2z__cuda_spans *s = (g2z__cuda_spans *)memory;
   device->timers->backend = s;
+  g2z__cuda_of(device); /* events belong to a GPU */
   cudaError_t error = cudaSuccess;
   for (int i = 0; i < G2Z__SPANS && error == cudaSuccess; i++) {
     error = cudaEventCreate(&s->begin[i]);
@@ -545,6 +554,18 @@ static g2z_status g2z__cuda_find(g2z_services *services, const char *promise) {
   return g2z_fail(services, G2Z_DEVICE,
                   "the NVIDIA driver is here and shows no GPU%s: see nvidia-smi -L, or use "
                   "--device cpu", promise);
+}
+
+static int g2z__cuda_current(void) {
+  int current = 0;
+  cudaGetDevice(&current);
+  return current;
+}
+
+static g2z_status g2z__cuda_use(g2z_services *services, int gpu) {
+  const cudaError_t error = cudaSetDevice(gpu);
+  if (error == cudaSuccess) return G2Z_OK;
+  return g2z__cuda_fail(services, error, "this context's GPU cannot be used");
 }
 
 /* Makes GPU number local_rank current for the calling thread. `id` becomes its UUID, as nvidia-smi
@@ -7358,7 +7379,11 @@ typedef struct g2z__nccl {       /* comm->backend */
   double joined_ms;              /* time in joins of the last timed lap */
 } g2z__nccl;
 
-static inline g2z__nccl *g2z__nccl_of(const g2z_comm *comm) { return (g2z__nccl *)comm->backend; }
+/* The backend; its device's GPU becomes current. */
+static inline g2z__nccl *g2z__nccl_of(const g2z_comm *comm) {
+  g2z__cuda_of(comm->device);
+  return (g2z__nccl *)comm->backend;
+}
 
 static g2z_status g2z__nccl_fail(const g2z_comm *comm, ncclResult_t result, const char *what) {
   return g2z_fail(comm->services, G2Z_DEVICE,
@@ -8109,7 +8134,6 @@ static g2z_status g2z__cuda_open_gpu(g2z_device *device) {
   size_t free_bytes = 0, total_bytes = 0;
   const size_t lt = cublasLtGetVersion();
   void *memory;
-  G2Z__CUDA(device, cudaGetDevice(&cuda->ordinal));
   G2Z__CUDA(device, cudaGetDeviceProperties(&properties, cuda->ordinal));
   cuda->sms = properties.multiProcessorCount;
   cuda->capability = properties.major * 10 + properties.minor;
@@ -8190,6 +8214,7 @@ static g2z_status g2z__cuda_open(g2z_device *device) {
   G2Z_TRY(g2z_device_find_gpu(device->services));
   G2Z_TRY(g2z_allocate(device->services, 1, sizeof(g2z__cuda), &memory));
   g2z__cuda *cuda = (g2z__cuda *)memory;
+  cuda->ordinal = g2z__cuda_current();
   device->backend = cuda;
   const int wide = device->grad_dtype == G2Z_FP32;
   auto fill = g2z__cuda_fill<float, float>;
