@@ -769,6 +769,7 @@ typedef struct g2z_plan {
   /* ----- the job and its stage ----- */
   g2z_device_kind device;
   int rank, world, zero_stage;
+  int local_world;                /* ranks on this rank's host; 0: not known */
   int slice, slices;              /* of each bucket: the number of this rank's slice, and how many
                                    * slices there are. They equal rank and world */
   g2z_strategy strategy;
@@ -861,7 +862,8 @@ typedef struct g2z_range {
   size_t begin, elements;
 } g2z_range;
 
-/* The plan of a config for one rank of `world`. Checks the config first. */
+/* The plan of a config for one rank of `world`, of which local_world share this rank's host (0: not
+ * known, planned as one host). Checks the config first. */
 G2Z_API g2z_status g2z_plan_create(g2z_services *services, const g2z_train_config *config,
                                    g2z_device_kind device, int rank, int world, g2z_plan **out);
 G2Z_API void g2z_plan_free(g2z_plan *plan); /* NULL is fine */
@@ -1199,7 +1201,7 @@ typedef struct g2z_ops {
   g2z_status (*timers_settle)(g2z_device *device);
 
   /* The table of the algorithms chosen by device->tune, empty on a CPU; free it with g2z_release.
-   * tuning_read() keeps the choices for shapes that were already timed. */
+   * The choices of a table that tuning_read() reads replace the device's. */
   g2z_status (*tuning)(g2z_device *device, char **text);
   g2z_status (*tuning_read)(g2z_device *device, const char *text);
 
@@ -9700,7 +9702,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
 }
 
 /* Rank 0 times the products that its tuning table lacks, and all ranks use its choices: an
- * algorithm determines the order of addition. Checkpoints hold the table, and resumes repeat it. */
+ * algorithm determines the order of addition. Checkpoints hold the table, and resumes repeat it. A
+ * rank whose GPU or cuBLASLt is of another kind cannot use the table, and times for itself. */
 G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
   g2z_ranks *ranks = t->context->ranks;
   char *text = NULL, *copy = NULL;
@@ -9717,7 +9720,17 @@ G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
   if (status == G2Z_OK && copy) status = g2z__tuning_read(t->device, copy);
   g2z_release(t->services, text);
   g2z_release(t->services, copy);
+  text = NULL;
+  const int other = status == G2Z_FORMAT;
+  int alike = 1;
+  if (other) status = g2z__trainer_rehearse(t, &text);
+  g2z_release(t->services, text);
   status = g2z_ranks_agree(ranks, status);
+  if (status == G2Z_OK) status = g2z__ranks_all(ranks, !other, &alike);
+  if (!alike && t->plan->rank == 0)
+    g2z_log(t->services, G2Z_LOG_WARNING, "the ranks have different GPUs or versions of cuBLASLt: "
+            "ranks unlike rank 0 time their own products, so another start of this job may round "
+            "differently. tune=off repeats the same bits, and is slower");
   t->tuned = status == G2Z_OK;
   return status;
 }

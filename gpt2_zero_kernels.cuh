@@ -56,8 +56,8 @@
 #define G2Z__SCRATCH_BLOCKS 64   /* each is 1.5 times the last: no GPU has room for 64 */
 #define G2Z__KERNELS 64          /* kernels whose occupancy is remembered */
 #define G2Z__SHARED_UNASKED (32 << 10) /* CUDA's default is 48 KiB, static memory included */
-#define G2Z__PRODUCTS 192        /* shapes in the tuning table; a training run uses 20 */
-#define G2Z__PRODUCTS_TIMED 160  /* shapes to time at most; untimed ones use the rest */
+#define G2Z__PRODUCTS 192        /* shapes with an algorithm; a training run uses 20 */
+#define G2Z__PRODUCTS_LISTED 160 /* shapes in it for good, at most; the others use the rest */
 #define G2Z__PRODUCT_WORKSPACE ((size_t)32 << 20) /* a larger one is no faster */
 
 struct g2z__lt_product;             /* room k30: a shape and its algorithm */
@@ -85,7 +85,7 @@ typedef struct g2z__cuda {       /* device->backend */
   cublasLtHandle_t lt;
   void *lt_workspace;
   struct g2z__lt_product *products; /* [G2Z__PRODUCTS] */
-  int product_count, products_timed, product_victim;
+  int product_count, products_listed, product_victim;
   int hopper;                    /* 1: rooms k41 and k42 were compiled for this GPU */
   int *taken;                    /* on the GPU: kernels count work items; 0 between kernels */
   decltype(&cuTensorMapEncodeTiled) encode; /* the driver's; NULL until looked up */
@@ -2004,6 +2004,8 @@ typedef struct g2z__lt_product {
   cublasLtMatrixLayout_t a, b, d;
   cublasLtMatmulAlgo_t algo;
   float us;                        /* as timed; 0: not timed */
+  int listed;                      /* 1: in the tuning table, for good. 0: chosen while products
+                                    * were not timed, as for a score; a training chooses again */
 } g2z__lt_product;
 
 /* Arguments and results of a product whose rows become a softmax. Exponents have base 2. */
@@ -2181,12 +2183,12 @@ static g2z_status g2z__lt_try(g2z_device *device, g2z__lt_product *best,
 
 static int g2z__lt_may_time(const g2z_device *device) {
   const g2z__cuda *cuda = g2z__cuda_of(device);
-  return device->tune == G2Z_TUNE_ON && cuda->products_timed < G2Z__PRODUCTS_TIMED &&
+  return device->tune == G2Z_TUNE_ON && cuda->products_listed < G2Z__PRODUCTS_LISTED &&
          !g2z__capturing(device);
 }
 
 /* Chooses by timing. If D overwrites C, trials write to separate memory to preserve C. Without room
- * for it, the heuristic's favourite is taken. */
+ * for it, the heuristic's favourite is taken, and listed, so that all ranks take it. */
 static g2z_status g2z__lt_tune(g2z_device *device, g2z__lt_product *product,
                                const g2z__lt_operands *on) {
   const g2z__lt_key *key = &product->key;
@@ -2223,15 +2225,19 @@ static g2z_status g2z__lt_tune(g2z_device *device, g2z__lt_product *product,
   if (status != CUBLAS_STATUS_SUCCESS)
     return g2z__lt_fail(device, status, "the choice of an algorithm", key);
   product->algo = candidates[0].algo;
-  const int hopper = g2z__hopper_product_fits(device, key, on);
-  if (hopper && device->tune == G2Z_TUNE_OWN) product->way = G2Z__WAY_HOPPER;
-  if (!g2z__lt_may_time(device)) return G2Z_OK;
+  product->listed = g2z__lt_may_time(device);
+  if (!product->listed) return G2Z_OK;
   g2z__lt_operands trial = *on;
   void *elsewhere = NULL;
   if (on->c == on->d) {
     size_t bytes = (size_t)key->ld_d * (size_t)key->n * (key->type_d == CUDA_R_32F ? 4 : 2);
     if (cudaMalloc(&elsewhere, bytes) != cudaSuccess) {
       (void)cudaGetLastError();
+      g2z_log(device->services, G2Z_LOG_WARNING,
+              "the product [%d,%d] = [%d,%d] [%d,%d] uses cuBLASLt's first choice, because the "
+              "%.1f MiB to time others are not free: for full speed lower the batch, then remove "
+              "this run's tuning.txt", key->n, key->m, key->n, key->k, key->k, key->m,
+              (double)bytes / 1048576.0);
       return G2Z_OK;
     }
     trial.d = elsewhere;
@@ -2242,7 +2248,7 @@ static g2z_status g2z__lt_tune(g2z_device *device, g2z__lt_product *product,
       tried = g2z__lt_try(device, product, on, G2Z__WAY_CUBLASLT, &candidates[i].algo, [&] {
         return g2z__lt_run(device, product, &trial, &candidates[i].algo);
       });
-  if (hopper && tried == G2Z_OK)
+  if (tried == G2Z_OK && g2z__hopper_product_fits(device, key, on))
     tried = g2z__lt_try(device, product, on, G2Z__WAY_HOPPER, NULL,
                         [&] { return g2z__hopper_product_run(device, key, &trial); });
   cudaFree(elsewhere);
@@ -2256,14 +2262,22 @@ static g2z__lt_product *g2z__lt_find(const g2z_device *device, const g2z__lt_key
   return NULL;
 }
 
-/* Adds a shape to the table: in a free row, else in place of the next shape that was not timed. */
+/* The product whose choice still holds for a key; NULL: choose. */
+static g2z__lt_product *g2z__lt_chosen(const g2z_device *device, const g2z__lt_key *key) {
+  g2z__lt_product *product = g2z__lt_find(device, key);
+  if (!product || product->listed || !g2z__lt_may_time(device)) return product;
+  g2z__lt_free(product);
+  return NULL;
+}
+
+/* Adds a shape to the table: in a free row, else in place of the next shape that is not listed. */
 static g2z_status g2z__lt_add(g2z_device *device, const g2z__lt_key *key, g2z__lt_product **out) {
   g2z__cuda *cuda = g2z__cuda_of(device);
   int row = cuda->product_count;
   if (row < G2Z__PRODUCTS) cuda->product_count++;
   else {
     do cuda->product_victim = (cuda->product_victim + 1) % G2Z__PRODUCTS;
-    while (cuda->products[cuda->product_victim].us > 0);
+    while (cuda->products[cuda->product_victim].listed);
     row = cuda->product_victim;
   }
   g2z__lt_product *product = &cuda->products[row];
@@ -2281,7 +2295,7 @@ static g2z_status g2z__lt_multiply(g2z_device *device, const g2z__lt_key *key,
   const uintptr_t addresses = (uintptr_t)on->a | (uintptr_t)on->b | (uintptr_t)on->c |
                               (uintptr_t)on->d;
   G2Z_ASSERT(addresses % G2Z__PRODUCT_ALIGNMENT == 0);
-  g2z__lt_product *product = g2z__lt_find(device, key);
+  g2z__lt_product *product = g2z__lt_chosen(device, key);
   int known = product != NULL;
   if (!known) G2Z_TRY(g2z__lt_add(device, key, &product));
   g2z_status status = g2z__lt_aim(device, product, on);
@@ -2290,8 +2304,9 @@ static g2z_status g2z__lt_multiply(g2z_device *device, const g2z__lt_key *key,
     g2z__lt_free(product);
     return status;
   }
-  if (!known && product->us > 0) g2z__cuda_of(device)->products_timed++;
-  if (product->way == G2Z__WAY_HOPPER && g2z__hopper_product_fits(device, key, on))
+  if (!known) g2z__cuda_of(device)->products_listed += product->listed;
+  const int ours = product->way == G2Z__WAY_HOPPER || device->tune == G2Z_TUNE_OWN;
+  if (ours && g2z__hopper_product_fits(device, key, on))
     return g2z__hopper_product_run(device, key, on);
   cublasStatus_t run = g2z__lt_run(device, product, on, &product->algo);
   return run == CUBLAS_STATUS_SUCCESS ? G2Z_OK : g2z__lt_fail(device, run, "cublasLtMatmul", key);
@@ -2306,7 +2321,7 @@ static void g2z__lt_table_head(const g2z_device *device, char *text, size_t byte
            cuda->sms, cuda->gpu);
 }
 
-/* One line per timed product: key, way, algorithm in hexadecimal, microseconds. */
+/* One line per listed product: key, way, algorithm in hexadecimal, microseconds or 0. */
 static g2z_status g2z_cuda_tuning(g2z_device *device, char **text) {
   const g2z__cuda *cuda = g2z__cuda_of(device);
   const size_t line = 640; /* the longest line: a product's numbers, names and time */
@@ -2319,7 +2334,7 @@ static g2z_status g2z_cuda_tuning(g2z_device *device, char **text) {
   at += (size_t)snprintf(out + at, room - at, "\n");
   for (int i = 0; i < cuda->product_count; i++) {
     const g2z__lt_product *product = &cuda->products[i];
-    if (product->us <= 0) continue;
+    if (!product->listed) continue;
     int32_t fields[G2Z__KEY_FIELDS];
     memcpy(fields, &product->key, sizeof fields);
     for (int f = 0; f < G2Z__KEY_FIELDS; f++)
@@ -2358,7 +2373,7 @@ static int g2z__lt_table_parse(const char *line, g2z__lt_key *key, g2z__way *way
     line = end;
   }
   *us = strtof(line, &end);
-  return end != line && *end == '\n' && *us > 0;
+  return end != line && *end == '\n' && *us >= 0;
 }
 
 /* 1 if an algorithm from a file runs here: a damaged one must not be launched. If an epilogue
@@ -2378,7 +2393,7 @@ static int g2z__lt_accepts(g2z_device *device, const g2z__lt_product *product, g
          result.workspaceSize <= G2Z__PRODUCT_WORKSPACE;
 }
 
-/* `text` ends with a NUL. Shapes that the device has timed already keep their algorithm. */
+/* `text` ends with a NUL. Its choices replace the device's. */
 static g2z_status g2z_cuda_tuning_read(g2z_device *device, const char *text) {
   g2z__cuda *cuda = g2z__cuda_of(device);
   char head[512];
@@ -2402,9 +2417,11 @@ static g2z_status g2z_cuda_tuning_read(g2z_device *device, const char *text) {
                       number);
     line = next + 1;
     g2z__lt_product *product = g2z__lt_find(device, &key);
-    if (product && product->us > 0) continue;
-    if (cuda->products_timed >= G2Z__PRODUCTS_TIMED) break;
-    if (product) g2z__lt_free(product);
+    if (product) {
+      cuda->products_listed -= product->listed;
+      g2z__lt_free(product);
+    }
+    if (cuda->products_listed >= G2Z__PRODUCTS_LISTED) break;
     G2Z_TRY(g2z__lt_add(device, &key, &product));
     if (!g2z__lt_accepts(device, product, way, &algo)) {
       g2z__lt_free(product);
@@ -2415,7 +2432,8 @@ static g2z_status g2z_cuda_tuning_read(g2z_device *device, const char *text) {
     product->way = way;
     product->algo = algo;
     product->us = us;
-    cuda->products_timed++;
+    product->listed = 1;
+    cuda->products_listed++;
   }
   return G2Z_OK;
 }
@@ -2472,23 +2490,26 @@ static g2z_status g2z__lt_fused_or(g2z_device *device, const g2z__lt_key *key,
   *fused = 0;
   if (!g2z__hopper_product_fits(device, key, on)) return apart();
   auto run = [&] { return g2z__hopper_product_run(device, key, on); };
-  g2z__lt_product *product = g2z__lt_find(device, key);
+  const int own = device->tune == G2Z_TUNE_OWN;
+  g2z__lt_product *product = g2z__lt_chosen(device, key);
   if (!product) {
     g2z__lt_product best; /* added to the table last: apart() adds its own product first */
     memset(&best, 0, sizeof best);
     best.key = *key;
-    best.way = device->tune == G2Z_TUNE_OWN ? G2Z__WAY_HOPPER : G2Z__WAY_CUBLASLT;
-    if (best.way == G2Z__WAY_CUBLASLT) G2Z_TRY(apart()); /* also times its plain product */
-    if (g2z__lt_may_time(device)) {
+    best.way = G2Z__WAY_CUBLASLT;
+    if (!own) G2Z_TRY(apart()); /* also times its plain product */
+    best.listed = g2z__lt_may_time(device);
+    if (best.listed) {
       G2Z_TRY(g2z__lt_try(device, &best, on, G2Z__WAY_CUBLASLT, NULL, apart));
       G2Z_TRY(g2z__lt_try(device, &best, on, G2Z__WAY_HOPPER, NULL, run));
     }
     G2Z_TRY(g2z__lt_add(device, key, &product));
     product->way = best.way;
     product->us = best.us;
-    if (best.us > 0) g2z__cuda_of(device)->products_timed++;
+    product->listed = best.listed;
+    g2z__cuda_of(device)->products_listed += best.listed;
   }
-  *fused = product->way == G2Z__WAY_HOPPER;
+  *fused = own || product->way == G2Z__WAY_HOPPER;
   return *fused ? run() : apart();
 }
 

@@ -1027,6 +1027,105 @@ static void rank_masked(g2z_test *t, char **argv) {
   printf("step %.9g validation %.9g\n", (double)report.loss, val);
 }
 
+/* A tuning table as GPUs of two kinds have it. */
+static int kinds_mine, kinds_rehearsals;
+static g2z_status kinds_tuning(g2z_device *device, char **text) {
+  kinds_rehearsals++; /* a rehearsal ends with this call */
+  G2Z_TRY(G2Z_NEW(device->services, 64, text));
+  snprintf(*text, 64, "%skind %d\n", G2Z__TUNING_HEAD, kinds_mine);
+  return G2Z_OK;
+}
+static g2z_status kinds_read(g2z_device *device, const char *text) {
+  if (strstr(text, test_text("kind %d", kinds_mine))) return G2Z_OK;
+  return g2z_fail(device->services, G2Z_FORMAT, "made on another GPU");
+}
+
+/* "kinds KIND": the ranks except 0 have GPUs of this kind; rank 0's has kind 0. The ranks whose
+ * kind differs time for themselves, rank 0 warns, and all train. */
+static void rank_kinds(g2z_test *t, char **argv) {
+  int32_t x[ZERO_SEQUENCES * ZERO_SEQ], y[ZERO_SEQUENCES * ZERO_SEQ];
+  g2z_report report;
+  g2z_context *context = rank_context(t, 0);
+  const g2z_train_config config = zero_config(0, 0, context->world, G2Z_FP32);
+  g2z_trainer *trainer = rank_trainer(t, context, &config);
+  const g2z_ops *right = trainer->device->ops;
+  g2z_ops ops = *right;
+  kinds_mine = context->rank ? atoi(argv[0]) : 0;
+  ops.tuning = kinds_tuning;
+  ops.tuning_read = kinds_read;
+  trainer->device->ops = &ops;
+  trainer->plan->device = G2Z_DEVICE_CUDA;
+  trainer->config.tune = G2Z_TUNE_ON;
+  test_warnings_begin(t);
+  CHECK_OK(t, g2z__trainer_share_tuning(trainer));
+  const int warned = test_times(test_warnings_end(t), "the ranks have different GPUs");
+  CHECK(t, warned == (context->rank == 0 && atoi(argv[0]) != 0));
+  CHECK(t, kinds_rehearsals == (context->rank == 0 || kinds_mine != 0));
+  trainer->plan->device = G2Z_DEVICE_CPU;
+  trainer->device->ops = right;
+  zero_tokens(0, context->rank, context->world, config.batch * config.accum * context->world,
+              config.model.vocab, x, y);
+  CHECK_OK(t, g2z_trainer_step_batch(trainer, x, y, &report));
+}
+
+/* Calls that all ranks make together, for "short". */
+static g2z_status short_score(g2z_trainer *trainer, const char *directory) {
+  const int32_t x[4] = {1, 2, 3, 4};
+  double mean;
+  (void)directory;
+  return g2z_model_score(&trainer->model, x, x, 1, 4, NULL, &mean);
+}
+static g2z_status short_generate(g2z_trainer *trainer, const char *directory) {
+  int32_t ids[8] = {1};
+  size_t length = 1;
+  const g2z_sampling sampling = g2z_sampling_default();
+  (void)directory;
+  return g2z_model_generate(&trainer->model, 1, ids, 8, &length, &sampling, -1, NULL, NULL);
+}
+static const struct {
+  const char *name;
+  g2z_status (*call)(g2z_trainer *trainer, const char *directory);
+  int allocations;               /* that are tried */
+} short_calls[] = {{"score", short_score, 1},
+                   {"generate", short_generate, 2},
+                   {"weights", g2z_trainer_save_weights, 1}};
+
+/* "short CALL NUMBER DIRECTORY": on rank 1 this allocation of the call and all later ones fail.
+ * All ranks fail, soon, while rank 1 stays; or the call has fewer allocations. "create": first a
+ * trainer is created once per allocation, and all ranks return the same status. */
+static void rank_short(g2z_test *t, char **argv) {
+  t->services.allocate = test_allocate;
+  t->services.release = test_release;
+  t->services.user = t;
+  g2z_context *context = rank_context(t, 0);
+  const int mine = context->rank == 1;
+  g2z_train_config config = zero_config(1, 0, context->world, G2Z_FP32);
+  g2z_trainer *trainer = NULL;
+  g2z_status status = G2Z_NO_MEMORY;
+  for (int at = 1; status == G2Z_NO_MEMORY && strcmp(argv[0], "create") == 0; at++) {
+    t->fail_at = mine ? at : 0;
+    status = g2z_trainer_create(context, &config, &trainer);
+    t->fail_at = 0;
+    CHECK(t, status == G2Z_NO_MEMORY || (status == G2Z_OK && at > 10));
+    g2z_trainer_free(trainer);
+  }
+  for (size_t i = 0; i < G2Z_COUNT(short_calls); i++) {
+    if (strcmp(short_calls[i].name, argv[0]) != 0) continue;
+    trainer = rank_trainer(t, context, &config);
+    const double begin = g2z_seconds();
+    t->fail_at = mine ? atoi(argv[1]) : 0;
+    status = short_calls[i].call(trainer, test_text("%s/%d", argv[2], context->rank));
+    t->fail_at = 0;
+    CHECK(t, g2z_seconds() - begin < rank_seconds(10));
+    CHECK(t, status == G2Z_OK || status == G2Z_NO_MEMORY || (!mine && status == G2Z_LOST));
+    const char *ended = test_text("%s/%s.%s.ended", argv[2], argv[0], argv[1]);
+    if (!mine) CHECK_OK(t, rank_leaves(ended, "", 0));
+    while (mine && access(ended, F_OK) != 0 && g2z_seconds() - begin < rank_seconds(20))
+      rank_sleep(0.05);
+  }
+  printf("%s: status %d\n", argv[0], (int)status);
+}
+
 /* ----- tests of ZeRO: several ranks compute the results of one ----- */
 
 /* Runs rank_zero on `world` ranks. */
