@@ -8181,7 +8181,11 @@ G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device,
                                    const g2z_comm_config *config, g2z_comm **out) {
   g2z_comm *comm;
   *out = NULL;
-  G2Z_TRY(G2Z_NEW(device->services, 1, &comm));
+  g2z_status status = g2z_ranks_agree(ranks, G2Z_NEW(device->services, 1, &comm));
+  if (status != G2Z_OK) {
+    g2z_release(device->services, comm);
+    return status;
+  }
   comm->services = device->services;
   comm->ranks = ranks;
   comm->device = device;
@@ -8190,7 +8194,6 @@ G2Z_API g2z_status g2z_comm_create(g2z_ranks *ranks, g2z_device *device,
   comm->reduce = config->reduce;
   comm->rank = g2z_ranks_place(ranks)->rank;
   comm->world = g2z_ranks_place(ranks)->world;
-  g2z_status status = G2Z_OK;
   if (comm->world > 1 && device->kind == G2Z_DEVICE_CUDA)
     status = g2z__cuda_comm_open(comm, config);
   else {
@@ -9617,11 +9620,15 @@ G2Z_API g2z_status g2z_trainer_create(g2z_context *context, const g2z_train_conf
   if (unstarted)
     G2Z_REFUSE(context->services, "SLURM_NTASKS=%d, but this process is not a task of a step: "
                "start %d ranks with srun or mpirun, or one with srun -n 1", unstarted, unstarted);
-  G2Z_TRY(G2Z_NEW(context->services, 1, &t));
+  g2z_status status = g2z_ranks_agree(context->ranks, G2Z_NEW(context->services, 1, &t));
+  if (status != G2Z_OK) {
+    g2z_release(context->services, t);
+    return status;
+  }
   t->context = context;
   t->services = context->services;
   t->config = *config;
-  g2z_status status = g2z__trainer_open(t);
+  status = g2z__trainer_open(t);
   if (status != G2Z_OK) g2z_trainer_free(t);
   else *out = t;
   return status;
@@ -10388,7 +10395,7 @@ G2Z_API g2z_status g2z_model_generate(g2z_model *m, int count, int32_t *ids, siz
   g.lengths = lengths;
   g.window = g2z__model_longest(m);
   if (capacity < (size_t)g.window) g.window = (int)capacity;
-  G2Z_TRY(G2Z_NEW(m->services, 4 * (size_t)count, &g.next));
+  G2Z_TRY(g2z__model_end(m, G2Z_NEW(m->services, 4 * (size_t)count, &g.next)));
   g.positions = g.next + count;
   g.drawn = g.positions + count;
   g.going = g.drawn + count;

@@ -7999,11 +7999,14 @@ static g2z_status g2z__nccl_open_buffers(g2z_comm *comm, size_t most) {
   return G2Z_OK;
 }
 
-/* Opens everything that needs no other rank: stream, events and memory. */
+/* Opens everything that needs no other rank: the backend, its stream, events and memory. */
 static g2z_status g2z__nccl_open_alone(g2z_comm *comm, const g2z_comm_config *wanted) {
-  g2z__nccl *nccl = g2z__nccl_of(comm);
   int least = 0, greatest = 0;
   void *memory;
+  G2Z_TRY(g2z_allocate(comm->services, 1, sizeof(g2z__nccl), &memory));
+  g2z__nccl *nccl = (g2z__nccl *)memory;
+  comm->backend = nccl;
+  g2z__cuda_of(comm->device); /* its GPU becomes current */
   G2Z_TRY(g2z_allocate(comm->services, (size_t)wanted->places, sizeof(cudaEvent_t), &memory));
   nccl->places = (cudaEvent_t *)memory;
   nccl->place_count = wanted->places;
@@ -8035,13 +8038,10 @@ static g2z_status g2z__cuda_comm_open(g2z_comm *comm, const g2z_comm_config *wan
     ncclUniqueId id;
     ncclResult_t result;
   } meeting;
-  void *memory;
   memset(&meeting, 0, sizeof meeting);
-  G2Z_TRY(g2z_allocate(comm->services, 1, sizeof(g2z__nccl), &memory));
-  g2z__nccl *nccl = (g2z__nccl *)memory;
-  comm->backend = nccl;
   comm->ops = &g2z__nccl_collectives;
   G2Z_TRY(g2z_ranks_agree(comm->ranks, g2z__nccl_open_alone(comm, wanted)));
+  g2z__nccl *nccl = g2z__nccl_of(comm);
   if (comm->rank == 0) meeting.result = ncclGetUniqueId(&meeting.id);
   G2Z_TRY(g2z_ranks_broadcast(comm->ranks, &meeting, sizeof meeting));
   G2Z__NCCL_TRY(comm, meeting.result); /* rank 0's result: if it failed, all ranks fail */

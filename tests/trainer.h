@@ -1250,6 +1250,17 @@ static void test_zero_halves(g2z_test *t) {
   test_zero_dtype(t, 0, G2Z_BF16, 2, 2, 0);
 }
 
+static void test_zero_kinds(g2z_test *t) {
+  for (int kind = 0; kind < 2; kind++) test_ranks_job(t, 3, 0, NULL, "kinds %d", kind);
+}
+
+static void test_zero_short(g2z_test *t) {
+  test_ranks_job(t, 2, 0, "create: status 0", "short create 0 %s", t->directory);
+  for (size_t i = 0; i < G2Z_COUNT(short_calls); i++)
+    for (int at = 1; at <= short_calls[i].allocations; at++)
+      test_ranks_job(t, 2, 0, NULL, "short %s %d %s", short_calls[i].name, at, t->directory);
+}
+
 static void test_zero_turns(g2z_test *t) {
   for (int accum = 0; accum < 2; accum++)
     test_ranks_job(t, 2, 0, NULL, "turns %d", 3 + 3 * ZERO_COLUMNS * accum);
