@@ -500,7 +500,8 @@ static g2z_status run_step(g2z_services *services, const g2z_bench *o,
       G2Z_REFUSE(services, "--peer runs on one rank, but bench has %d: run it without mpirun, srun "
                  "or torchrun", place->world);
   }
-  TRY(g2z_plan_create(services, &o->train, config->device, place->rank, place->world, &plan));
+  TRY(g2z_plan_create(services, &o->train, config->device, place->rank, place->world,
+                      place->local_world, &plan));
   g2z_plan_print(plan, 0, print_line, NULL);
   g2z_status status = g2z_stopwatch_open(services, o->work.steps, &w);
   if (status == G2Z_OK) status = g2z_context_create(config, &context);
@@ -520,7 +521,7 @@ static g2z_status run_ops(g2z_services *services, const g2z_bench *o,
   if (config->ranks.place.world > 1)
     G2Z_REFUSE(services, "bench ops times one rank, and this process is one of %d: run it without "
                "mpirun, srun or torchrun", config->ranks.place.world);
-  TRY(g2z_plan_create(services, &o->train, config->device, 0, 1, &plan));
+  TRY(g2z_plan_create(services, &o->train, config->device, 0, 1, 1, &plan));
   g2z_plan_print(plan, 0, print_line, NULL);
   g2z_status status = run_plan_ops(o, config, plan, NAN);
   g2z_plan_free(plan);

@@ -778,7 +778,8 @@ typedef struct g2z_plan {
                                    * and leaves it in each micro-step; sums go into a shard. Each
                                    * unit is padded and reduced separately */
   int gathers;                    /* 1: a rank waits for parameters that other ranks update */
-  g2z_transport transport;        /* the config's; NCCL if no rank owns a slice */
+  g2z_transport transport;        /* the config's; NCCL if no rank owns a slice, or if the ranks
+                                   * are on several hosts */
   /* The transports of gradients and of parameters, chosen from `transport`: COPY or NCCL. COPY
    * needs an inbox for gradients. GPUs that cannot write to each other use NCCL instead. */
   g2z_transport reduce, gather;
@@ -865,7 +866,8 @@ typedef struct g2z_range {
 /* The plan of a config for one rank of `world`, of which local_world share this rank's host (0: not
  * known, planned as one host). Checks the config first. */
 G2Z_API g2z_status g2z_plan_create(g2z_services *services, const g2z_train_config *config,
-                                   g2z_device_kind device, int rank, int world, g2z_plan **out);
+                                   g2z_device_kind device, int rank, int world, int local_world,
+                                   g2z_plan **out);
 G2Z_API void g2z_plan_free(g2z_plan *plan); /* NULL is fine */
 /* Returns G2Z_NO_MEMORY unless the plan of `config` fits into `free_bytes`; the sentence names the
  * batch, recomputation and ZeRO stages that would fit. sharing: ranks that share host memory. */
@@ -4264,18 +4266,21 @@ G2Z__PRIVATE g2z_status g2z__plan_lay_out(g2z_plan *plan, const g2z_train_config
 }
 
 G2Z_API g2z_status g2z_plan_create(g2z_services *services, const g2z_train_config *config,
-                                   g2z_device_kind device, int rank, int world, g2z_plan **out) {
+                                   g2z_device_kind device, int rank, int world, int local_world,
+                                   g2z_plan **out) {
   g2z_plan *plan;
   *out = NULL;
   G2Z_TRY(g2z__train_config_check(services, config));
   G2Z_TRY(g2z_check_range(services, "world", world, 1, 1 << 16));
   G2Z_TRY(g2z_check_range(services, "rank", rank, 0, world - 1));
+  G2Z_TRY(g2z_check_range(services, "local_world", local_world, 0, world));
   if (config->graph == 1 && device == G2Z_DEVICE_CPU)
     return g2z_fail(services, G2Z_UNSUPPORTED, "graph=1 needs a GPU: leave it off on a CPU");
   G2Z_TRY(G2Z_NEW(services, 1, &plan));
   plan->services = services;
   plan->rank = plan->slice = rank;
   plan->world = plan->slices = world;
+  plan->local_world = local_world;
   plan->model = config->model;
   plan->device = device;
   plan->vocab_padded = (config->model.vocab + 127) / 128 * 128;
@@ -4297,9 +4302,12 @@ G2Z_API g2z_status g2z_plan_create(g2z_services *services, const g2z_train_confi
   plan->fp8 = config->fp8;
   int wide = config->grad_fp32 || config->accum > 2 || config->dtype == G2Z_TF32;
   plan->grad_dtype = wide ? G2Z_FP32 : config->dtype;
-  plan->graphed = config->graph == 1 || (config->graph == 2 && device == G2Z_DEVICE_CUDA);
-  int sharded = plan->owner == G2Z_OWNER_SLICES && world > 1 && device == G2Z_DEVICE_CUDA;
-  plan->transport = sharded ? config->transport : G2Z_TRANSPORT_NCCL;
+  plan->launches = (size_t)config->accum * (26 * (size_t)config->model.layers + 4);
+  plan->graphed = config->graph == 1 || (config->graph == 2 && device == G2Z_DEVICE_CUDA &&
+                                         plan->launches <= G2Z__GRAPH_LAUNCHES);
+  const int one_host = local_world == 0 || local_world == world;
+  int copies = plan->owner == G2Z_OWNER_SLICES && world > 1 && device == G2Z_DEVICE_CUDA;
+  plan->transport = copies && one_host ? config->transport : G2Z_TRANSPORT_NCCL;
   plan->reduce = plan->transport == G2Z_TRANSPORT_NCCL ? G2Z_TRANSPORT_NCCL : G2Z_TRANSPORT_COPY;
   plan->wire_dtype = config->grad_fp32 || config->dtype == G2Z_TF32 ? G2Z_FP32 : config->dtype;
   int halves = device == G2Z_DEVICE_CUDA;
@@ -4369,7 +4377,8 @@ G2Z_API g2z_status g2z_plan_fits(g2z_services *services, const g2z_train_config 
     if (i % 2) trial.recompute = G2Z_RECOMPUTE_BLOCK;
     trial.zero_stage += i / 2;
     if (trial.zero_stage > (shards ? 3 : plan->zero_stage)) break;
-    G2Z_TRY(g2z_plan_create(services, &trial, plan->device, plan->rank, plan->world, &leaner));
+    G2Z_TRY(g2z_plan_create(services, &trial, plan->device, plan->rank, plan->world,
+                            plan->local_world, &leaner));
     int batch = g2z_plan_largest_batch(leaner, free_bytes);
     g2z_plan_free(leaner);
     if (batch > plan->batch) batch = plan->batch;
@@ -9484,7 +9493,8 @@ G2Z__PRIVATE g2z_status g2z__device_suits(g2z_services *services, const g2z_trai
 G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
   const g2z_train_config *config = &t->config;
   G2Z_TRY(g2z_plan_create(t->services, config, t->context->device,
-                          t->context->rank, t->context->world, &t->plan));
+                          t->context->rank, t->context->world,
+                          g2z_ranks_place(t->context->ranks)->local_world, &t->plan));
   if (config->train_glob) {
     const g2z_loader_config shards = {
         config->train_glob, config->batch, config->seq, config->accum, t->plan->rank,
@@ -9960,7 +9970,7 @@ G2Z__PRIVATE g2z_status g2z__model_extend(g2z_model *m, int B, int T, int cached
   config.seq = T;
   config.dtype = m->device->dtype;
   config.optimizer.warmup = 0;
-  G2Z_TRY(g2z_plan_create(m->services, &config, m->device->kind, 0, 1, &m->plan));
+  G2Z_TRY(g2z_plan_create(m->services, &config, m->device->kind, 0, 1, 1, &m->plan));
   m->plan->forward_only = 1;
   m->plan->cached = cached;
   g2z__plan_batch(m->plan, B);

@@ -113,6 +113,7 @@ static const g2z_test_entry test_table[] = {
     {"plan_head", "tokens whose logits exist at one time", test_plan_head},
     {"plan_wte_gradient", "when the head's part of wte is rounded at once", test_plan_wte_gradient},
     {"muon_homes", "each matrix has one home, and routes lead there", test_muon_homes},
+    {"plan_hosts", "what carries between hosts is planned", test_plan_hosts},
     {"plan_graphs", "which steps are recorded as graphs", test_plan_graphs},
     {"plan_bytes", "bytes per rank of large models in every stage", test_plan_bytes},
     {"plan_recompute", "activations that are kept, and that are made again", test_plan_recompute},

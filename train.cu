@@ -165,7 +165,7 @@ static g2z_status dry_run(g2z_services *services, const g2z_run_options *o,
   config.optimizer.warmup = 0; /* the plan does not depend on the schedule */
   config.optimizer.min_lr = 0;
   G2Z_TRY(g2z_plan_create(services, &config, context->device, context->ranks.place.rank,
-                          context->ranks.place.world, &plan));
+                          context->ranks.place.world, context->ranks.place.local_world, &plan));
   if (g2z_device_memory(services, context->device, &free_bytes, &total_bytes) != G2Z_OK) {
     puts("this machine has no such device, so its memory is not known");
     free_bytes = 0;

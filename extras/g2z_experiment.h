@@ -1321,7 +1321,7 @@ static g2z_status g2zx_check_job(const g2zx_experiment *e, int stage, g2zx_job *
   }
   train->strategy = stage < 0 ? G2Z_STRATEGY_DP : G2Z_STRATEGY_ZERO;
   train->zero_stage = stage < 0 ? 0 : stage;
-  G2Z_TRY(g2z_plan_create(services, train, e->device, 0, j->world, &plan));
+  G2Z_TRY(g2z_plan_create(services, train, e->device, 0, j->world, j->world, &plan));
   f->micro_batch = plan->batch;
   f->accum_steps = plan->accum;
   f->global_batch = (double)plan->batch * plan->accum * j->world;

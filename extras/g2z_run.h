@@ -693,7 +693,7 @@ static void g2zr_put_epoch(const g2z_run *run, g2z_json_out *out, const g2zr_epo
     g2z_plan *other; /* rank 1's: all ranks except 0 have plans of equal size */
     if (plan->world == 1) all = planned;
     else if (g2z_plan_create(run->services, &run->trainer->config, plan->device, 1, plan->world,
-                             &other) == G2Z_OK) {
+                             plan->local_world, &other) == G2Z_OK) {
       all = planned + (double)other->bytes_total * (plan->world - 1);
       g2z_plan_free(other);
     }
@@ -1342,7 +1342,8 @@ static g2z_status g2zr_check(g2z_run *run) {
   if (config->epochs > 0) probe.optimizer.steps = 1;
   g2z_plan *plan;
   G2Z_TRY(g2z_plan_create(run->services, &probe, run->context->device,
-                          run->context->rank, run->context->world, &plan));
+                          run->context->rank, run->context->world,
+                          g2z_ranks_place(run->context->ranks)->local_world, &plan));
   g2z_plan_free(plan);
   const char *needs = config->save_every > 0 ? "save_every"
                       : config->save_epochs  ? "save_epochs"

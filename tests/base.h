@@ -645,7 +645,7 @@ static void test_config_pairs(g2z_test *t) {
   }
   g2z_plan *plan;
   config.graph = 1;
-  CHECK_STATUS(t, g2z_plan_create(s, &config, G2Z_DEVICE_CPU, 0, 1, &plan), G2Z_UNSUPPORTED, s,
+  CHECK_STATUS(t, g2z_plan_create(s, &config, G2Z_DEVICE_CPU, 0, 1, 1, &plan), G2Z_UNSUPPORTED, s,
                "graph=1 needs a GPU");
 }
 

@@ -527,14 +527,14 @@ static const g2z_plan *test_plan(g2z_test *t, const g2z_train_config *config,
                                  g2z_device_kind device, int rank, int world) {
   g2z_plan_free(t->plans[0]);
   t->plans[0] = t->plans[1];
-  CHECK_OK(t, g2z_plan_create(&t->services, config, device, rank, world, &t->plans[1]));
+  CHECK_OK(t, g2z_plan_create(&t->services, config, device, rank, world, 0, &t->plans[1]));
   return t->plans[1];
 }
 
 /* Whether a plan accepts this config. */
 static g2z_status test_config_check(g2z_services *services, const g2z_train_config *config) {
   g2z_plan *plan = NULL;
-  const g2z_status status = g2z_plan_create(services, config, G2Z_DEVICE_CUDA, 0, 1, &plan);
+  const g2z_status status = g2z_plan_create(services, config, G2Z_DEVICE_CUDA, 0, 1, 1, &plan);
   g2z_plan_free(plan);
   return status;
 }

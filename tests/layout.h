@@ -237,6 +237,50 @@ static void test_plan_wte_gradient(g2z_test *t) {
 }
 
 /* A GPU records steps of any size as graphs unless the config forbids it; a CPU has no graphs. */
+/* A step of very many launches is recorded only on request, and the plan counts a graph's memory. */
+static void test_plan_long_graphs(g2z_test *t) {
+  g2z_train_config config = g2z_train_config_default(G2Z_DEVICE_CUDA);
+  for (int on = 2; on >= 0; on--) { /* auto, on, off */
+    config.graph = on;
+    config.accum = 8;
+    const size_t some = test_plan(t, &config, G2Z_DEVICE_CUDA, 0, 1)->bytes[G2Z_MEMORY_SCRATCH];
+    CHECK(t, t->plans[1]->graphed == (on > 0));
+    config.accum = 16;
+    const size_t twice = test_plan(t, &config, G2Z_DEVICE_CUDA, 0, 1)->bytes[G2Z_MEMORY_SCRATCH];
+    CHECK(t, (twice > some) == (on > 0));
+    config.accum = 1 << 20;
+    CHECK(t, test_plan(t, &config, G2Z_DEVICE_CUDA, 0, 1)->graphed == (on == 1));
+  }
+}
+
+/* Ranks of several hosts: NCCL carries, whatever the transport. On one host copy engines may. */
+static void test_plan_hosts(g2z_test *t) {
+  for (int i = 0; i < G2Z_TRANSPORT_COUNT; i++)
+    for (int stage = 0; stage <= 3; stage++) {
+      g2z_train_config config = g2z_train_config_default(G2Z_DEVICE_CUDA);
+      g2z_plan *one = NULL, *two = NULL;
+      config.batch = 1;
+      config.seq = 512;
+      config.zero_stage = stage;
+      config.transport = (g2z_transport)i;
+      CHECK_OK(t, g2z_plan_create(&t->services, &config, G2Z_DEVICE_CUDA, 3, 16, 16, &one));
+      CHECK_OK(t, g2z_plan_create(&t->services, &config, G2Z_DEVICE_CUDA, 3, 16, 8, &two));
+      const int copies = stage > 0 && i != G2Z_TRANSPORT_NCCL;
+      CHECK(t, (one->reduce == G2Z_TRANSPORT_COPY) == copies);
+      CHECK(t, two->reduce == G2Z_TRANSPORT_NCCL && two->gather == G2Z_TRANSPORT_NCCL);
+      CHECK(t, (two->nccl_bytes > one->nccl_bytes) == copies);
+      config.transport = G2Z_TRANSPORT_NCCL;
+      const g2z_plan *nccl = test_plan(t, &config, G2Z_DEVICE_CUDA, 3, 16);
+      CHECK(t, two->bytes_total == nccl->bytes_total && two->nccl_bytes == nccl->nccl_bytes);
+      g2z_plan_free(one);
+      g2z_plan_free(two);
+    }
+  g2z_train_config config = g2z_train_config_default(G2Z_DEVICE_CUDA);
+  g2z_plan *none;
+  CHECK_BAD(t, g2z_plan_create(&t->services, &config, G2Z_DEVICE_CUDA, 0, 2, 3, &none),
+            "local_world=3");
+}
+
 static void test_plan_graphs(g2z_test *t) {
   for (int i = 0; i < 6; i++) {
     g2z_train_config config = g2z_train_config_default(G2Z_DEVICE_CPU);
