@@ -784,6 +784,7 @@ typedef struct g2z_plan {
    * needs an inbox for gradients. GPUs that cannot write to each other use NCCL instead. */
   g2z_transport reduce, gather;
   int graphed;                    /* 1: a step is recorded as CUDA graphs, and played */
+  size_t launches;                /* of a step: about so many kernels */
 
   /* ----- a pass ----- */
   int batch, seq, accum;          /* B, T, micro-steps */
@@ -4073,6 +4074,11 @@ G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
   return G2Z_OK;
 }
 
+/* With graph=auto a step of more kernels is not recorded: it takes long enough to hide its launches,
+ * and a graph takes memory for each. Its size is the driver's affair: this much is planned. */
+#define G2Z__GRAPH_LAUNCHES 16384
+#define G2Z__GRAPH_LAUNCH_BYTES ((size_t)64 << 10)
+
 /* Sizes in the kernels for Hopper. */
 #define G2Z__HOPPER_SPLITS 8     /* maximum of parts of a head in attention's backward */
 #define G2Z__ATTENTION_PARTS 320 /* maximum of heads, or parts of heads, whose dQ is in scratch */
@@ -4146,6 +4152,7 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
   bytes[G2Z_MEMORY_SCRATCH] = 0;
   if (plan->device == G2Z_DEVICE_CUDA)
     bytes[G2Z_MEMORY_SCRATCH] = ((size_t)32 << 20) + 3 * g2z__align(most);
+  if (plan->graphed) bytes[G2Z_MEMORY_SCRATCH] += plan->launches * G2Z__GRAPH_LAUNCH_BYTES;
 
   int copies = plan->reduce == G2Z_TRANSPORT_COPY && plan->gather == G2Z_TRANSPORT_COPY &&
                !plan->routes;
@@ -9776,19 +9783,41 @@ G2Z__PRIVATE g2z_status g2z__trainer_stage(g2z_trainer *t, const int32_t *x, con
   return dev->ops->mark(dev, G2Z__EVENT_STAGED + slot);
 }
 
+/* Records a step: comm's and the device's work goes into the record, and nothing runs. After a
+ * failure the trainer is as it was. */
+G2Z__PRIVATE g2z_status g2z__trainer_record(g2z_trainer *t) {
+  const int joined = t->joined, stale = t->stale;
+  const int buffered[2] = {t->buffered[0], t->buffered[1]};
+  const int buffered_joined[2] = {t->buffered_joined[0], t->buffered_joined[1]};
+  G2Z_TRY(t->device->ops->graph_begin(t->device));
+  t->comm->record = &t->record;
+  t->record.meanwhile = 0;
+  g2z_status status = g2z__zero_step(t, t->plan), cut = g2z__record_cut(t->comm);
+  t->comm->record = NULL;
+  if (status == G2Z_OK) status = cut;
+  if (status == G2Z_OK) return G2Z_OK;
+  g2z__record_free(t->comm, &t->record);
+  /* The parameters that have been gathered, and those that the device waited for. */
+  t->joined = joined;
+  t->stale = stale;
+  memcpy(t->buffered, buffered, sizeof buffered);
+  memcpy(t->buffered_joined, buffered_joined, sizeof buffered_joined);
+  return status;
+}
+
 /* Enqueues a step. If plan->graphed, records one step and replays it from then on. The first step
  * after a start or a load is not recorded: it allocates scratch and chooses algorithms. */
 G2Z__PRIVATE g2z_status g2z__trainer_enqueue(g2z_trainer *t) {
   G2Z_TRY(g2z__restore(t));
   if (!t->plan->graphed || t->enqueued == t->resumed_step) return g2z__zero_step(t, t->plan);
-  if (!t->record.count) { /* comm's and the device's work goes into the record */
-    G2Z_TRY(t->device->ops->graph_begin(t->device));
-    t->comm->record = &t->record;
-    t->record.meanwhile = 0;
-    g2z_status status = g2z__zero_step(t, t->plan), cut = g2z__record_cut(t->comm);
-    t->comm->record = NULL;
-    if (status == G2Z_OK) status = cut;
-    if (status != G2Z_OK) g2z__record_free(t->comm, &t->record);
+  if (!t->record.count) {
+    g2z_status status = g2z__trainer_record(t);
+    if (status != G2Z_OK && t->config.graph == 2) { /* auto: other ranks need not do the same */
+      g2z_log(t->services, G2Z_LOG_WARNING, "steps run without CUDA graphs, as a step cannot be "
+              "recorded: %s", t->services->error);
+      t->plan->graphed = 0;
+      return g2z__zero_step(t, t->plan);
+    }
     G2Z_TRY(status);
   }
   g2z__ranks_note(t->context->ranks, "graph", -1, 0);

@@ -282,6 +282,7 @@ static void test_plan_hosts(g2z_test *t) {
 }
 
 static void test_plan_graphs(g2z_test *t) {
+  test_plan_long_graphs(t);
   for (int i = 0; i < 6; i++) {
     g2z_train_config config = g2z_train_config_default(G2Z_DEVICE_CPU);
     config.batch = i < 3 ? 1 : 32;

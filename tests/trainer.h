@@ -506,6 +506,162 @@ static void test_cuda_rehearsal(g2z_test *t) {
   if (test_fp8_here(t)) test_rehearsal_on(t, G2Z_DEVICE_CUDA, G2Z_FP8_ALL);
 }
 
+/* The losses of four steps of a trainer. */
+static void graphs_run(g2z_test *t, g2z_trainer *trainer, float losses[4]) {
+  const test_batch b = test_some_batch();
+  test_steps(t, trainer, b.x, b.y, 4, losses, NULL);
+}
+
+/* With graph=auto a step that cannot be recorded runs without graphs, after one warning; with
+ * graph=on the call fails. A CPU records nothing. */
+static void test_graphs_refused(g2z_test *t) {
+  const test_batch b = test_some_batch();
+  const g2z_train_config config = test_config_of(1, 2, 16, 8, 61);
+  float want[4], got[4];
+  g2z_report report;
+  graphs_run(t, test_trainer_of(t, &config), want);
+  g2z_trainer *trainer = test_trainer_of(t, &config);
+  trainer->plan->graphed = 1;
+  test_warnings_begin(t);
+  graphs_run(t, trainer, got);
+  const char *said = test_warnings_end(t);
+  CHECK(t, test_times(said, "steps run without CUDA graphs") == 1);
+  CHECK(t, memcmp(got, want, sizeof got) == 0);
+  trainer = test_trainer_of(t, &config);
+  trainer->plan->graphed = trainer->config.graph = 1;
+  CHECK_OK(t, g2z_trainer_step_batch(trainer, b.x, b.y, &report)); /* the first is not recorded */
+  CHECK_STATUS(t, g2z_trainer_step_batch(trainer, b.x, b.y, &report), G2Z_UNSUPPORTED,
+               &t->services, "no graphs");
+}
+
+/* On a GPU, a recording whose last call fails leaves the trainer as it was. */
+static const g2z_ops *graphs_right;
+static g2z_status graphs_end(g2z_device *device, g2z_graph **out) {
+  G2Z_TRY(graphs_right->graph_end(device, out));
+  graphs_right->graph_free(device, *out);
+  *out = NULL;
+  return g2z_fail(device->services, G2Z_NO_MEMORY, "no memory for a graph");
+}
+static void test_cuda_graphs_refused(g2z_test *t) {
+  float losses[2][4];
+  for (int refused = 0; refused < 2; refused++) {
+    g2z_train_config config = test_config_of(1, 2, 16, 8, 61);
+    test_trainer tt;
+    config.dtype = G2Z_FP16;
+    config.tune = G2Z_TUNE_OFF;
+    REQUIRE_OK(t, test_trainer_on(t, G2Z_DEVICE_CUDA, &config, &tt));
+    g2z_device *dev = tt.trainer->device;
+    g2z_ops ops = *dev->ops;
+    graphs_right = dev->ops;
+    ops.graph_end = graphs_end;
+    if (refused) dev->ops = &ops;
+    graphs_run(t, tt.trainer, losses[refused]);
+    dev->ops = graphs_right;
+    CHECK(t, tt.trainer->plan->graphed == !refused);
+    test_trainer_close(t, &tt);
+  }
+  CHECK(t, memcmp(losses[0], losses[1], sizeof losses[0]) == 0);
+}
+
+/* A trainer on a GPU that times products; its shard's loader has the tokens 0 .. 256. */
+static void tuned_open(g2z_test *t, test_trainer *tt) {
+  g2z_train_config config = test_config_of(2, 1, 64, 64, 61);
+  config.dtype = G2Z_FP16;
+  config.accum = 2;
+  REQUIRE_OK(t, test_trainer_on(t, G2Z_DEVICE_CUDA, &config, tt));
+}
+
+static char *tuned_table(g2z_test *t, const test_trainer *tt) {
+  char *text = NULL;
+  CHECK_OK(t, tt->trainer->device->ops->tuning(tt->trainer->device, &text));
+  return text;
+}
+
+/* A score before the first step does not keep a shape from being timed. A checkpoint's algorithms
+ * replace those of a trainer that has stepped: both continue with the same bits. */
+static void test_cuda_algorithms(g2z_test *t) {
+  test_trainer first, other;
+  int32_t ids[257];
+  float losses[2][8], scores[128];
+  double mean;
+  test_tokens(ids, 257, 61, 9);
+  tuned_open(t, &first);
+  test_steps(t, first.trainer, ids, ids + 1, 3, losses[0], NULL);
+  REQUIRE_OK(t, g2z_trainer_save(first.trainer, test_path(t, "saved")));
+  char *table = tuned_table(t, &first);
+  tuned_open(t, &other);
+  CHECK_OK(t, g2z_model_score(&other.trainer->model, ids, ids + 1, 2, 64, scores, &mean));
+  test_steps(t, other.trainer, ids, ids + 1, 3, losses[1], NULL);
+  char *scored = tuned_table(t, &other);
+  CHECK(t, test_times(table, "\n") > 5 && test_times(scored, "\n") == test_times(table, "\n"));
+  g2z_release(&t->services, scored);
+  REQUIRE_OK(t, g2z_trainer_load(other.trainer, test_path(t, "saved")));
+  test_steps(t, first.trainer, ids, ids + 1, 8, losses[0], NULL);
+  test_steps(t, other.trainer, ids, ids + 1, 8, losses[1], NULL);
+  CHECK(t, memcmp(losses[0], losses[1], sizeof losses[0]) == 0);
+  scored = tuned_table(t, &other);
+  for (char *line = strchr(table, '\n') + 1, *end; *line; line = end + 1) {
+    end = strchr(line, '\n');
+    *end = 0;
+    FAIL_IF(t, !strstr(scored, line), "the loaded table lacks %s", line);
+  }
+  g2z_release(&t->services, scored);
+  g2z_release(&t->services, table);
+  test_trainer_close(t, &other);
+  test_trainer_close(t, &first);
+}
+
+/* Trainers on two GPUs, stepped in turns by one thread, and then by another. */
+typedef struct gpus_two {
+  g2z_test *t;
+  test_trainer on[2];
+  float losses[2][4];
+} gpus_two;
+static void *gpus_step(void *user) {
+  gpus_two *two = (gpus_two *)user;
+  const test_batch b = test_some_batch();
+  g2z_report report;
+  for (int step = 0; step < 4; step++)
+    for (int i = 0; i < 2; i++) {
+      g2z_trainer *trainer = two->on[i].trainer;
+      CHECK_OK(two->t, g2z_trainer_step_batch(trainer, b.x, b.y, &report));
+      CHECK_OK(two->t, g2z_trainer_flush(trainer, &report));
+      two->losses[i][step] = report.loss;
+    }
+  return NULL;
+}
+static void test_cuda_gpus(g2z_test *t) {
+  if (g2z_device_count(G2Z_DEVICE_CUDA) < 2) SKIP(t, "needs two GPUs");
+#ifdef __CUDACC__
+  gpus_two two;
+  memset(&two, 0, sizeof two);
+  two.t = t;
+  for (int i = 0; i < 2; i++) {
+    g2z_train_config config = test_config_of(1, 2, 16, 8, 61);
+    config.dtype = G2Z_FP16;
+    config.tune = G2Z_TUNE_OFF;
+    CHECK(t, cudaSetDevice(i) == cudaSuccess);
+    REQUIRE_OK(t, test_trainer_on(t, G2Z_DEVICE_CUDA, &config, &two.on[i]));
+    CHECK(t, two.on[i].context->gpu == i);
+    CHECK(t, g2z__cuda_of(two.on[i].trainer->device)->ordinal == i);
+  }
+  for (int other = 0; other < 2; other++) {
+    pthread_t thread;
+    if (!other) gpus_step(&two);
+    else {
+      CHECK(t, pthread_create(&thread, NULL, gpus_step, &two) == 0);
+      CHECK(t, pthread_join(thread, NULL) == 0);
+    }
+    CHECK(t, memcmp(two.losses[0], two.losses[1], sizeof two.losses[0]) == 0);
+  }
+  test_trainer_close(t, &two.on[1]);
+  test_trainer_close(t, &two.on[0]);
+  CHECK(t, cudaSetDevice(0) == cudaSuccess);
+#else
+  (void)gpus_step; /* without CUDA the test is skipped */
+#endif
+}
+
 static void test_context_refusals(g2z_test *t) {
   g2z_train_config config = test_config_of(500, 1, 16, 256, 61);
   test_trainer tt;
