@@ -693,7 +693,7 @@ typedef struct g2z_param_info { /* a row of the table, for one model */
   X(MEMORY_ACTIVATIONS, "activations")                                                            \
   X(MEMORY_HEAD,        "LM head: chunk of logits, and wte's fp32 gradient if separate")          \
   X(MEMORY_BATCHES,     "token batches and step state")                                           \
-  X(MEMORY_SCRATCH,     "scratch of the ops")
+  X(MEMORY_SCRATCH,     "scratch of the ops, and CUDA graphs")
 typedef enum g2z_memory { G2Z_MEMORY_LIST(G2Z_LIST_NAME) G2Z_MEMORY_COUNT } g2z_memory;
 
 /* Which of a buffer's n elements a rank owns: the rule of REDUCE and GATHER (d11). To shard in
@@ -4130,7 +4130,8 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
   /* Scratch of the CUDA ops: 32 MiB for products, and the largest request of any other op. The
    * largest is attention's (row statistics, partial sums, parts of dQ, the sort of the tokens; with
    * dropout a projection's output; with fp8 a weight in 8 bits), or the head's rows. Scratch grows
-   * by a factor of 1.5 and keeps its older blocks, so it takes up to 3 times the request. */
+   * by a factor of 1.5, so the block is up to 1.5 times the request. A block of a recorded graph
+   * stays when a score or a generation needs a larger one: 3 times covers one such block. */
   size_t rows = g2z__round_up((size_t)plan->seq, 64); /* whole tiles */
   size_t most = (size_t)plan->batch * rows * 8 * (size_t)plan->model.heads + N * 40 +
                 (N / 32 + 2048) * 4 * C;

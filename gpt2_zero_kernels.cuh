@@ -91,10 +91,11 @@ typedef struct g2z__cuda {       /* device->backend */
   decltype(&cuTensorMapEncodeTiled) encode; /* the driver's; NULL until looked up */
   g2z__kernel kernels[G2Z__KERNELS]; /* known occupancies */
   int kernel_count;
-  /* Scratch that is too small for newer ops is kept: a captured graph may still write to it. */
+  /* Scratch that is too small for newer ops is kept if a graph may still write to it. */
   void *scratch[G2Z__SCRATCH_BLOCKS];
   size_t scratch_bytes[G2Z__SCRATCH_BLOCKS];
   int scratch_count;
+  int captured;                  /* 1: a graph was captured since the last scratch was allocated */
 } g2z__cuda;
 
 /* The backend, whose GPU becomes current for the calling thread. All ops pass through here, since a
@@ -251,8 +252,13 @@ static g2z_status g2z__scratch(g2z_device *device, size_t bytes, void **out) {
   G2Z_ASSERT(cuda->scratch_count < G2Z__SCRATCH_BLOCKS);
   size_t least = last >= 0 ? cuda->scratch_bytes[last] + cuda->scratch_bytes[last] / 2 : 1 << 20;
   if (bytes < least) bytes = least;
+  if (last >= 0 && !cuda->captured) { /* waits for the op that uses it */
+    cudaFree(cuda->scratch[last]);
+    cuda->scratch_count--;
+  }
   void *memory = NULL;
   G2Z__CUDA(device, cudaMalloc(&memory, bytes));
+  cuda->captured = 0;
   cuda->scratch[cuda->scratch_count] = memory;
   cuda->scratch_bytes[cuda->scratch_count++] = bytes;
   /* Only compute-sanitizer needs this: its initcheck does not see cuBLASLt's bulk copies on Hopper
@@ -359,6 +365,7 @@ struct g2z_graph {
 
 /* Thread-local: calls of other threads, such as a loader's, stay out of the graph. */
 static g2z_status g2z_cuda_graph_begin(g2z_device *device) {
+  g2z__cuda_of(device)->captured = 1;
   G2Z__CUDA(device, cudaStreamBeginCapture(g2z__cuda_of(device)->stream,
                                            cudaStreamCaptureModeThreadLocal));
   return G2Z_OK;
@@ -4402,9 +4409,10 @@ g2z_k_attention_hopper_stats(const __grid_constant__ g2z__hopper_bwd<A> x, float
   g2z__k_begin();
   int pitch = g2z__hopper_pitch(x.T), blocks = pitch / 32 * x.NH; /* per sequence */
   int b = (int)blockIdx.x / blocks, item = (int)blockIdx.x % blocks * 32 + (int)threadIdx.x / 8;
-  int t = item / x.NH, h = item % x.NH, thread = (int)(blockIdx.x * 256 + threadIdx.x);
+  int t = item / x.NH, h = item % x.NH;
+  size_t thread = (size_t)blockIdx.x * 256 + threadIdx.x;
   float sum = 0, d[8], y[8];
-  if (thread < x.B * x.slabs * 3 * x.NH * 64) x.sums[thread] = 0;
+  if (thread < (size_t)x.B * (size_t)x.slabs * 3 * (size_t)x.NH * 64) x.sums[thread] = 0;
   if (t < x.T) {
     size_t row = ((size_t)b * (size_t)x.T + (size_t)t) * (size_t)x.NH + (size_t)h;
     size_t at = row * 8 + threadIdx.x % 8;

@@ -184,6 +184,7 @@ static const g2z_test_entry test_table[] = {
     {"cuda_linear", "products with bias, GELU, residual, dropout", test_cuda_linear},
     {"cuda_products", "our own products, whatever the timing", test_cuda_products},
     {"cuda_tuning", "a tuning table is written, read and refused", test_cuda_tuning},
+    {"cuda_scratch", "scratch takes one block, and one per graph", test_cuda_scratch},
     {"cuda_trap", "a kernel's fault in a timing trial is that product's", test_cuda_trap},
     {"cuda_head", "LM head and cross-entropy", test_cuda_head},
     {"cuda_cast", "casts round as the CPU's, to the bit", test_cuda_cast},

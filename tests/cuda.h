@@ -824,6 +824,33 @@ static void test_cuda_tuning(g2z_test *t) {
   test_pair_close(&p);
 }
 
+/* A smaller block of scratch is freed, unless a graph may use it. */
+static void test_cuda_scratch(g2z_test *t) {
+  CUDA_OR_SKIP(t);
+#ifdef __CUDACC__
+  g2z_device *gpu = NULL;
+  g2z_graph *graph = NULL;
+  void *memory;
+  REQUIRE_OK(t, g2z_device_create(&t->services, G2Z_DEVICE_CUDA, G2Z_FP16, G2Z_FP16, &gpu));
+  const g2z__cuda *cuda = g2z__cuda_of(gpu);
+  for (size_t bytes = 1 << 20; bytes <= 4 << 20; bytes *= 2) {
+    CHECK_OK(t, g2z__scratch(gpu, bytes, &memory));
+    CHECK(t, cuda->scratch_count == 1 && cuda->scratch_bytes[0] >= bytes);
+  }
+  CHECK_OK(t, gpu->ops->graph_begin(gpu));
+  CHECK_OK(t, gpu->ops->zero(gpu, memory, 4));
+  CHECK_OK(t, gpu->ops->graph_end(gpu, &graph));
+  for (size_t bytes = 16 << 20; bytes <= 64 << 20; bytes *= 2) {
+    CHECK_OK(t, g2z__scratch(gpu, bytes, &memory));
+    CHECK(t, cuda->scratch_count == 2 && cuda->scratch_bytes[1] >= bytes);
+  }
+  CHECK_OK(t, gpu->ops->graph_run(gpu, graph));
+  CHECK_OK(t, gpu->ops->synchronize(gpu));
+  gpu->ops->graph_free(gpu, graph);
+  g2z_device_free(gpu);
+#endif
+}
+
 #ifdef __CUDACC__
 static __global__ void test_k_trap(void) { __trap(); }
 #endif
