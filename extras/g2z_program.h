@@ -122,6 +122,10 @@ G2Z_API g2z_shown g2z_utf8_show(const unsigned char *at, const unsigned char *en
 /* `text` as one word of a shell command: plain, in '...', or in bash's $'...' if it holds control
  * characters or invalid UTF-8. Returns `word`, which becomes "..." if it has too little room. */
 G2Z_API const char *g2z_shell_word(const char *text, char *word, size_t room);
+/* `text` as a string of JSON, with its quotes; characters are those of g2z_utf8_show. Returns
+ * `word`, which takes at most G2Z_JSON_WORD bytes for a text of so many bytes. */
+#define G2Z_JSON_WORD(bytes) (3 * (bytes) + 3)
+G2Z_API const char *g2z_json_word(const char *text, char *word);
 
 /* ===== the start of main ================================================= */
 
@@ -864,6 +868,22 @@ G2Z_API const char *g2z_shell_word(const char *text, char *word, size_t room) {
   }
   snprintf(word + used, room - used, "%s", bare ? "" : "'");
   if (at < end || used + 2 > room) snprintf(word, room, "...");
+  return word;
+}
+
+G2Z_API const char *g2z_json_word(const char *text, char *word) {
+  const unsigned char *at = (const unsigned char *)text, *end = at + strlen(text);
+  char *to = word;
+  *to++ = '"';
+  for (g2z_shown shown; at < end; at += shown.used) {
+    const char escape = *at == '\n' ? 'n' : *at == '\t' ? 't'
+                        : *at == '"' || *at == '\\' ? (char)*at : '\0';
+    shown = g2z_utf8_show(at, end);
+    if (escape) *to++ = '\\';
+    memcpy(to, escape ? &escape : shown.text, shown.bytes);
+    to += shown.bytes;
+  }
+  memcpy(to, "\"", 2);
   return word;
 }
 

@@ -2543,7 +2543,7 @@ static g2z_status g2zr_evaluate(g2z_run *run, g2z_run_event *event) {
     alike += strcmp(begin ? begin + 1 : other, name) == 0;
   }
   if (alike > 1) name = strlen(path) > NAME_MAX ? path + strlen(path) - NAME_MAX : path;
-  char text[200], shown[3 * NAME_MAX + 1], member[3 * NAME_MAX + 32];
+  char text[200], word[G2Z_JSON_WORD(NAME_MAX)], member[sizeof word + 32];
   double begin = g2z_seconds();
   g2z_eval eval;
   G2Z_TRY(g2z_eval_run(run->eval[file], &run->trainer->model, g2zr_share, run, &eval));
@@ -2557,17 +2557,7 @@ static g2z_status g2zr_evaluate(g2z_run *run, g2z_run_event *event) {
                                 {"eval_loss", eval.loss},
                                 {"eval_acc_norm", eval.questions ? eval.acc_norm : NAN},
                                 {"eval_ms", seconds * 1e3}};
-  /* A string of the file is UTF-8 without control characters. */
-  char *to = shown;
-  const unsigned char *at = (const unsigned char *)name, *end = at + strlen(name);
-  for (g2z_shown one; at < end; at += one.used, to += one.bytes) {
-    one = g2z_utf8_show(at, end);
-    memcpy(to, one.text, one.bytes);
-  }
-  *to = 0;
-  snprintf(member, sizeof member, ", \"eval_file\": \"%s\"", shown);
-  for (char *c = member + strlen(", \"eval_file\": \""); c[1]; c++)
-    if (*c == '"' || *c == '\\') *c = '\''; /* it needs no escape */
+  snprintf(member, sizeof member, ", \"eval_file\": %s", g2z_json_word(name, word));
   g2zr_put_line(run, values, 4, member);
   g2zr_log(run, run->line);
   return G2Z_OK;

@@ -684,24 +684,28 @@ static void test_event_values(g2z_test *t) {
 /* Names of any length and any bytes of files that are scored: the run ends well, and the file holds
  * each whole tag. */
 static void test_run_event_tags(g2z_test *t) {
-  enum { NAMES = 6 };
-  static const int lengths[NAMES] = {58, 59, 121, 122, 240, 240};
+  enum { NAMES = 7 };
+  static const char marks[] = "a\tb\nc\"d\\e<b>f";
+  static const int lengths[NAMES] = {58, 59, 121, 122, 240, 240, sizeof marks - 1};
   char name[256], want[NAMES][800], quoted[2400] = "";
   test_events seen;
   TRAIN_OR_SKIP(t);
   for (int i = 0; i < NAMES; i++) {
     memset(name, i < 4 ? 'n' : i == 4 ? 0xff : 1, sizeof name);
+    if (i == 6) memcpy(name, marks, sizeof marks);
     name[lengths[i]] = 0;
     snprintf(want[i], sizeof want[i], "eval/%s", name);
-    for (int k = 0; i > 3 && k < lengths[i]; k++) memcpy(want[i] + 5 + 3 * k, "\xef\xbf\xbd", 4);
+    for (int k = 0; i > 3 && i < 6 && k < lengths[i]; k++) memcpy(want[i] + 5 + 3 * k, "\xef\xbf\xbd", 4);
     test_write_file(t, test_path(t, name), "a text of few bytes", 19);
     snprintf(quoted + strlen(quoted), sizeof quoted - strlen(quoted), " '%s'", test_path(t, name));
   }
   test_trains(t, 0, "%s --batch 1 --steps 1 --sample-tokens 0 --run-dir %s --eval%s", test_tiny(t),
               test_at(t, "names"), quoted);
   test_events_read(t, test_at(t, "names"), 0, &seen);
-  for (int i = 0; i < NAMES; i++) /* the last two are alike */
-    CHECK(t, test_times(seen.tags, test_text("%s\n", want[i])) == (i < 4 ? 1 : 2));
+  for (int i = 0; i < NAMES; i++) /* names 4 and 5 are alike */
+    CHECK(t, test_times(seen.tags, test_text("%s\n", want[i])) == (i == 4 || i == 5 ? 2 : 1));
+  CHECK_HAS(t, test_read(t, "names/metrics.jsonl"), "\"a\\tb\\nc\\\"d\\\\e<b>f\"}\n");
+  CHECK_HAS(t, test_read(t, "names/report.html"), "<dd>completed</dd>", "e&lt;b&gt;f");
 }
 
 /* Nested spans, more of them than a GPU has events for at a time. */
