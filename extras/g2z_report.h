@@ -2096,7 +2096,7 @@ G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path
     g2z_page_heading(page, "Runs");
     g2z_page_text(page, "Read from each training_metrics.json. Tokens/s includes the first steps, "
                         "which experiments leave out as warm-up. Step times are from the last "
-                        "epoch.");
+                        "epoch. Settings and flags are those of a run's last start.");
     g2zp_page_runs(page, results->runs, count, g2zp_run_facts, G2ZP_COMPARED);
     status = g2zp_page_flags(page, results->runs, count);
     g2zp_measure measure = G2ZP_LOSS;

@@ -259,7 +259,7 @@ static void test_report_curves(g2z_test *t) {
   CHECK(t, test_times(text, "/two</span>") == 6 && !strstr(text, "<dt>experiments<"));
   /* Differing values are in the table, common ones above it. */
   CHECK_HAS(t, text, "<table><thead><tr><th>run<th>wall s<th>moments</tr></thead>",
-            "<dt>tokens/s</dt><dd>12843</dd>");
+            "<dt>tokens/s</dt><dd>12843</dd>", "flags are those of a run&#39;s last start.</p>");
 }
 
 /* Three short runs. The cells were computed by hand: last loss, best loss and its step; then steps,
