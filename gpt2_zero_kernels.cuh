@@ -4598,7 +4598,6 @@ static __device__ inline void g2z__hopper_dq(const g2z__hopper_bwd<A> &x, uint32
 #pragma unroll
         for (int n = 0; n < 32; n++) dq[n / 4][n % 4] = next[n / 4][n % 4];
         g2z__barrier_wait_warp(barriers->ds_full + ds.stage, ds.phase);
-        g2z__fence_async();
         uint32_t ds_tile = shared + (uint32_t)(S::DS + ds.stage * 2 * S::TILE);
         if (i == 2 * j) g2z__hopper_dq_tile<A, 64>(dq, ds_tile, k_tile); /* only 64 are visible */
         else g2z__hopper_dq_tile<A, 128>(dq, ds_tile, k_tile);
@@ -4692,6 +4691,7 @@ static __device__ inline void g2z__hopper_publish(g2z__hopper_keys &keys,
   typedef g2z__hopper_shared S;
   g2z__barrier_wait_warp(keys.barriers->ds_empty + keys.ds.stage, keys.ds.phase ^ 1);
   g2z__write_a(keys.shared + (uint32_t)(S::DS + keys.ds.stage * 2 * S::TILE), keys.row, ds);
+  g2z__fence_async();
   g2z__barrier_arrive_warp(keys.barriers->ds_full + keys.ds.stage);
   keys.ds.next();
 }
