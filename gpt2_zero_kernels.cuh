@@ -7584,7 +7584,14 @@ static __global__ void g2z_k_try(uint32_t *const *flags, size_t at, int rank) {
 }
 
 static const char g2z__peers_off[] =
-    "NCCL_P2P_DISABLE or NCCL_P2P_LEVEL keeps GPUs from each other's memory";
+    "NCCL_P2P_DISABLE or NCCL_P2P_LEVEL limits access to other GPUs' memory";
+
+/* Whether NCCL_P2P_LEVEL lets all GPUs of a host reach each other: SYS does, and so do the old
+ * numbers from 4 on. Every other level is a limit on distances, which only NCCL measures. */
+static int g2z__peers_allowed(const char *level) {
+  const int number = level[0] >= '0' && level[0] <= '9';
+  return number ? atoi(level) >= 4 : strcmp(level, "SYS") == 0;
+}
 
 /* Makes the flags of meetings, one set for all regions. There are none if the environment forbids
  * peer access (NCCL has copied nccl.conf into the environment), or if a test write is lost. */
@@ -7593,8 +7600,7 @@ static g2z_status g2z__nccl_open_flags(g2z_comm *comm) {
   const char *disable = getenv("NCCL_P2P_DISABLE"), *level = getenv("NCCL_P2P_LEVEL");
   const size_t world = (size_t)comm->world, rank = (size_t)comm->rank;
   const size_t copied = 2 * (world + 1), written = copied + world; /* where the test words lie */
-  const int off = (disable && atoi(disable)) || (level && (!strcmp(level, "LOC") ||
-                                                           !strcmp(level, "0")));
+  const int off = (disable && atoi(disable)) || (level && !g2z__peers_allowed(level));
   uint32_t words[2 * 1024];
   int all = 0, lost = -1, from = -1, to = -1, lost_at[1024];
   if (nccl->flags.mapped || nccl->no_copies || comm->world > 1024) return G2Z_OK;
