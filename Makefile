@@ -138,11 +138,11 @@ build/sanitized/%: %.c gpt2_zero.h $(EXTRAS)
 	$(CC) $(SANITIZE) $< -o $@ $(LIBS)
 
 # Each test of the CUDA ops under each tool of compute-sanitizer: in parallel with -j, selected with
-# SANITIZE_TOOLS= and SANITIZE_TESTS=. Left out are cuda_zero, which needs two GPUs, and tests that
-# train with the ops that the others test: racecheck's records of two of them fill 100 GiB of memory.
+# SANITIZE_TOOLS= and SANITIZE_TESTS=. Left out are the tests that need two GPUs, and tests that train
+# with the ops that the others test: racecheck's records of two of them fill 100 GiB of memory.
 # racecheck aborts in cuBLASLt's kernels, so plain ones replace them.
 SANITIZE_TOOLS ?= memcheck initcheck racecheck
-SANITIZE_TESTS ?= $(filter-out cuda_zero cuda_early cuda_recompute cuda_golden cuda_gradients, \
+SANITIZE_TESTS ?= $(filter-out cuda_zero% cuda_hosts cuda_lost% cuda_early cuda_recompute cuda_golden cuda_gradients, \
                     $(shell sed -n 's/^    {"\(cuda_[a-z_]*\)".*/\1/p' test_gpt2.cu))
 SANITIZED := $(foreach tool,$(SANITIZE_TOOLS),$(addprefix $(tool)-,$(SANITIZE_TESTS)))
 sanitize-cuda: $(SANITIZED) ## the tests of the CUDA ops under compute-sanitizer

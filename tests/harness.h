@@ -940,6 +940,7 @@ enum { TEST_RANKS = 8, TEST_WORDS = 40, RANKS_MOST = 256 /* for use by hand */ }
 
 typedef struct test_ranks {
   int world, port;
+  int hosts;                    /* 1: each rank is as if on a host of its own, with one GPU */
   pid_t pid[TEST_RANKS];        /* 0: has ended */
   int code[TEST_RANKS];         /* exit code; 128 + signal; -1: had to be killed at the deadline */
   double ended[TEST_RANKS];     /* g2z_seconds() */
@@ -972,8 +973,8 @@ static const char *test_ranks_file(const g2z_test *t, const test_ranks *ranks, i
   return test_path(t, name);
 }
 
-/* A rank's environment: this process's, without any launcher's variables, followed by `extra`
- * ("NAME=value"). Freed as one block. */
+/* A rank's environment: this process's, without any launcher's variables and those in `extra`
+ * ("NAME=value"), which follows. Freed as one block. */
 static char **test_ranks_environment(const char *const *extra, int extras) {
   static const char *const dropped[] = {"RANK=", "WORLD_SIZE=", "LOCAL_", "MASTER_", "OMPI_", "PMI",
                                         "MPI_LOCAL", "SLURM_", "G2Z_RUN_ID=", "G2Z_RANKS_",
@@ -986,10 +987,20 @@ static char **test_ranks_environment(const char *const *extra, int extras) {
     int drop = 0;
     for (size_t k = 0; k < sizeof dropped / sizeof *dropped; k++)
       drop |= strncmp(environ[i], dropped[k], strlen(dropped[k])) == 0;
+    for (int k = 0; k < extras; k++)
+      drop |= strncmp(environ[i], extra[k], strcspn(extra[k], "=") + 1) == 0;
     if (!drop) list[kept++] = environ[i];
   }
   for (int i = 0; i < extras; i++) list[kept++] = (char *)(uintptr_t)extra[i];
   return list;
+}
+
+/* The GPU of number `index`, as CUDA_VISIBLE_DEVICES names it. */
+static const char *test_gpu_name(int index) {
+  const char *list = getenv("CUDA_VISIBLE_DEVICES");
+  if (!list) return test_text("%d", index);
+  for (int i = 0; i < index && strchr(list, ','); i++) list = strchr(list, ',') + 1;
+  return test_text("%.*s", (int)strcspn(list, ","), list);
 }
 
 /* Starts a program as `rank` of ranks->world, as a user would by hand, with stdout and stderr in
@@ -1001,8 +1012,11 @@ static void test_ranks_launch(g2z_test *t, test_ranks *ranks, int rank, const ch
                          test_text("RANK=%d", rank), test_text("WORLD_SIZE=%d", ranks->world),
                          "MASTER_ADDR=127.0.0.1", test_text("MASTER_PORT=%d", ranks->port),
                          "OMP_NUM_THREADS=1",
-                         test_text("G2Z_RUN_ID=test_%d_%d", (int)getpid(), ranks->port)};
-  char **environment = test_ranks_environment(extra, 7);
+                         test_text("G2Z_RUN_ID=test_%d_%d", (int)getpid(), ranks->port),
+                         /* for `hosts` only: */
+                         "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1", test_text("NCCL_HOSTID=%d", rank),
+                         test_text("CUDA_VISIBLE_DEVICES=%s", test_gpu_name(rank))};
+  char **environment = test_ranks_environment(extra, ranks->hosts ? 11 : 7);
   int file = open(test_ranks_file(t, ranks, rank), O_WRONLY | O_CREAT | O_TRUNC, 0600);
   CHECK(t, file >= 0);
   fflush(stdout);
@@ -1033,10 +1047,13 @@ static void test_ranks_start(g2z_test *t, test_ranks *ranks, int first, int last
     test_ranks_launch(t, ranks, rank, variable, "/proc/self/exe", argv);
 }
 
+static int test_hosts; /* test_ranks.hosts of the ranks that are opened next */
+
 static test_ranks test_ranks_open(int world) {
   test_ranks ranks;
   memset(&ranks, 0, sizeof ranks);
   ranks.world = world;
+  ranks.hosts = test_hosts;
   ranks.port = test_ranks_port();
   return ranks;
 }

@@ -382,7 +382,9 @@ static void test_cuda_gradients(g2z_test *t) {
 
 /* ----- stopping and resuming on GPUs --------------------------------------- */
 
-enum { RESUME_STEPS = 12, RESUME_TOKENS = 4 * 128, RESUME_ADAMW = 20, RESUME_CASES = 30 };
+enum { RESUME_STEPS = 12, RESUME_TOKENS = 4 * 128 };
+/* The first cases with graphs and with Muon, and the number of cases. */
+enum { RESUME_GRAPHS = 10, RESUME_ADAMW = 20, RESUME_CASES = 30 };
 
 /* Stages 0 to 3 and dp, in fp16 and bf16, with and without graphs, over each transport: first with
  * AdamW, then with Muon. */
@@ -393,7 +395,7 @@ static g2z_train_config resume_config(int index) {
   config.zero_stage = column < 4 ? column : 0;
   config.strategy = column < 4 ? G2Z_STRATEGY_ZERO : G2Z_STRATEGY_DP;
   config.dtype = index / 5 % 2 ? G2Z_BF16 : G2Z_FP16;
-  config.graph = index < RESUME_ADAMW ? index / 10 : index % 2;
+  config.graph = index < RESUME_ADAMW ? index >= RESUME_GRAPHS : index % 2;
   config.optimizer.kind = index < RESUME_ADAMW ? G2Z_OPTIMIZER_ADAMW : G2Z_OPTIMIZER_MUON;
   config.optimizer.moments_bf16 = index < RESUME_ADAMW && index % 3 == 0;
   config.transport = (g2z_transport)(index % G2Z_TRANSPORT_COUNT);
@@ -419,14 +421,14 @@ static void resume_steps(g2z_test *t, g2z_trainer *trainer, int first, int last,
   }
 }
 
-/* resume DEVICE DIRECTORY: for each case a training that saves in the middle, one that resumes
+/* resume DEVICE DIRECTORY FIRST COUNT: for each of these cases a training that saves in the middle, one that resumes
  * there, and one from the start; the last two use the first one's tuning table. */
 static void rank_resume(g2z_test *t, char **argv) {
   enum { MIDDLE = RESUME_STEPS / 2 };
-  const int gpu = atoi(argv[0]);
+  const int gpu = atoi(argv[0]), first = atoi(argv[2]), count = atoi(argv[3]);
   g2z_context *context = rank_context(t, gpu);
   const int before = t->owned_count;
-  for (int i = 0; i < RESUME_CASES; i++) {
+  for (int i = first; i < first + count; i++) {
     float seen[3][RESUME_STEPS][2], *weights[3];
     g2z_train_config config = resume_config(i);
     if (!gpu) config.graph = 0; /* a CPU has none */
@@ -458,9 +460,14 @@ static void rank_resume(g2z_test *t, char **argv) {
   }
 }
 
-static void test_cuda_resume(g2z_test *t) {
-  int world = g2z_device_count(G2Z_DEVICE_CUDA) > 1 ? 2 : 1;
-  test_ranks ranks = test_ranks_open(world);
-  test_ranks_start(t, &ranks, 0, world - 1, NULL, test_text("resume 1 %s", t->directory));
-  test_ranks_end(t, &ranks, 300, 0, NULL);
+static void test_resume_on_gpus(g2z_test *t, int first, int count) {
+  const int world = g2z_device_count(G2Z_DEVICE_CUDA) > 1 ? 2 : 1;
+  test_ranks_job(t, world, 0, NULL, "resume 1 %s %d %d", t->directory, first, count);
+}
+static void test_cuda_resume(g2z_test *t) { test_resume_on_gpus(t, 0, RESUME_GRAPHS); }
+static void test_cuda_resume_graphs(g2z_test *t) {
+  test_resume_on_gpus(t, RESUME_GRAPHS, RESUME_ADAMW - RESUME_GRAPHS);
+}
+static void test_cuda_resume_muon(g2z_test *t) {
+  test_resume_on_gpus(t, RESUME_ADAMW, RESUME_CASES - RESUME_ADAMW);
 }

@@ -26,7 +26,7 @@
 #define IN_SKIPPED TESTS("spikes_trainer muon_ranks", "cuda_spikes")
 #define IN_WRITTEN TESTS("model_generates", "cuda_next")
 #define IN_ZERO TESTS("zero_equal", "cuda_zero")
-#define IN_EXCHANGED TESTS("muon_ranks", "cuda_zero")
+#define IN_EXCHANGED TESTS("muon_ranks", "cuda_zero_muon")
 #define MUTANT_LIST(X)                                                                             \
   X(embed_last_row, OP_EMBED, IN_GOLDEN, "the last token's embedding is zero")                     \
   X(embed_position, OP_EMBED, IN_GOLDEN, "the second token has the first one's embedding")         \
@@ -101,7 +101,7 @@
     "moments in bf16 round alike in every step")                                                   \
   X(adamw_range, OP_ADAMW, IN_STEPS, "the last range of weights stays as it was")                  \
   X(momentum_zero, OP_MUON, IN_TRAINED, "Muon has no momentum")                                    \
-  X(momentum_range, OP_MUON, TESTS("muon_trainer", "cuda_zero"),                                   \
+  X(momentum_range, OP_MUON, TESTS("muon_trainer", "cuda_zero_muon"),                                   \
     "the last range has the direction of an earlier step")                                         \
   X(momentum_skip, OP_MUON, IN_SKIPPED, "a skipped step changes Muon's momentum")                  \
   X(orthogonal_tall, OP_MUON, TESTS("ops_orthogonalize muon_trainer", ""),                         \

@@ -968,8 +968,10 @@ static void rank_zero(g2z_test *t, char **argv) {
     config.grad_fp32 = like > 1;
     if (rounded) config.graph = 0; /* the host moves gradients amid a step */
     g2z_trainer *trainer = rank_trainer(t, context, &config);
-    CHECK(t, !getenv("NCCL_P2P_DISABLE") || (trainer->comm->reduce != G2Z_TRANSPORT_COPY &&
-                                             trainer->comm->gather != G2Z_TRANSPORT_COPY));
+    const int apart = getenv("NCCL_P2P_DISABLE") || getenv("NCCL_P2P_LEVEL") ||
+                      getenv("NCCL_HOSTID"); /* no copies between these GPUs */
+    CHECK(t, !apart || (trainer->comm->reduce != G2Z_TRANSPORT_COPY &&
+                        trainer->comm->gather != G2Z_TRANSPORT_COPY));
     if (rounded) zero_round(trainer, roundings, config.dtype);
     zero_train(t, trainer, losses[i]);
     if (rounded) trainer->device->ops = zero_still;
@@ -1517,31 +1519,74 @@ static void test_zero_trouble(g2z_test *t) {
   test_ranks_end(t, &waiting, 120, 0, ", from what was saved 9: ");
 }
 
-/* If GPUs cannot access each other, the user sets a variable for NCCL; the kit's own copies obey
- * it. */
-static void test_zero_apart(g2z_test *t, int world) {
-  static float one[ZERO_CASES][ZERO_STEPS], apart[ZERO_CASES][ZERO_STEPS];
-  setenv("NCCL_P2P_DISABLE", "1", 1);
-  if (zero_run(t, 1, G2Z_FP32, 1, ZERO_COLUMNS, ZERO_PLAIN, one) &&
-      zero_run(t, 1, G2Z_FP32, world, ZERO_COLUMNS, ZERO_PLAIN, apart))
-    CHECK_NEAR(t, zero_worst(apart, one, ZERO_COLUMNS), 0, 1e-5);
-  unsetenv("NCCL_P2P_DISABLE");
-}
+/* ----- ZeRO on GPUs ----- */
 
-static void test_cuda_zero(g2z_test *t) {
+/* The ranks of a test on several GPUs: 8, 4 or 2, as many as there are GPUs; 0: the test is skipped
+ * since there are fewer than two. */
+static int zero_gpus(g2z_test *t) {
   int count = 0;
 #if defined(__CUDACC__)
   if (cudaGetDeviceCount(&count) != cudaSuccess) count = 0;
 #endif
-  if (count < 2) {
-    snprintf(t->skip, sizeof t->skip, "needs two GPUs, %d are here", count);
-    return;
+  if (count < 2) snprintf(t->skip, sizeof t->skip, "needs two GPUs, %d are here", count);
+  return count >= 8 ? 8 : count >= 4 ? 4 : count >= 2 ? 2 : 0;
+}
+
+static void test_cuda_zero(g2z_test *t) {
+  const int world = zero_gpus(t);
+  if (world) test_zero_dtype(t, 1, G2Z_FP32, world, world, 0);
+}
+
+static void test_cuda_zero_halves(g2z_test *t) {
+  const int world = zero_gpus(t);
+  if (world) test_zero_dtype(t, 1, G2Z_FP16, world, world, 0);
+}
+
+static void test_cuda_zero_muon(g2z_test *t) { /* u is bf16 also with fp32 */
+  const int world = zero_gpus(t);
+  if (world) test_zero_dtype(t, 1, G2Z_FP16, world, world, ZERO_MUON);
+}
+
+static void test_cuda_zero_recompute(g2z_test *t) {
+  if (zero_gpus(t)) test_zero_recompute_on(t, 1, G2Z_FP16);
+}
+
+static void test_cuda_zero_trouble(g2z_test *t) {
+  const int world = zero_gpus(t);
+  if (world) test_zero_trouble_on(t, 1, world);
+}
+
+/* One micro-step in each stage and with dp, without copies between GPUs. */
+static void zero_without_copies(g2z_test *t, int world) {
+  static float one[ZERO_CASES][ZERO_STEPS], apart[ZERO_CASES][ZERO_STEPS];
+  if (zero_run(t, 1, G2Z_FP32, 1, ZERO_COLUMNS, ZERO_PLAIN, one) &&
+      zero_run(t, 1, G2Z_FP32, world, ZERO_COLUMNS, ZERO_PLAIN, apart))
+    CHECK_NEAR(t, zero_worst(apart, one, ZERO_COLUMNS), 0, 1e-5);
+}
+
+/* If GPUs cannot access each other, the user sets a variable for NCCL; the kit's own copies obey
+ * it. Only NCCL measures distances, so each level that limits them keeps the kit from copies. */
+static void test_cuda_zero_apart(g2z_test *t) {
+  static const char *const limits[][2] = {{"NCCL_P2P_DISABLE", "1"}, {"NCCL_P2P_LEVEL", "PXB"}};
+  const int world = zero_gpus(t);
+  for (int i = 0; i < 2 && world; i++) {
+    setenv(limits[i][0], limits[i][1], 1);
+    zero_without_copies(t, world);
+    unsetenv(limits[i][0]);
   }
-  int world = count >= 8 ? 8 : count >= 4 ? 4 : 2;
-  test_zero_dtype(t, 1, G2Z_FP32, world, world, 0);
-  test_zero_dtype(t, 1, G2Z_FP16, world, world, 0);
-  test_zero_dtype(t, 1, G2Z_FP16, world, world, ZERO_MUON); /* u is bf16 also with fp32 */
-  test_zero_recompute_on(t, 1, G2Z_FP16);
-  test_zero_apart(t, world);
-  test_zero_trouble_on(t, 1, world);
+}
+
+/* Ranks as if on hosts of their own: neither copies nor a host's shared memory connect the GPUs. */
+static void test_cuda_hosts(g2z_test *t) {
+  static float one[ZERO_CASES][ZERO_STEPS], many[ZERO_CASES][ZERO_STEPS];
+  const int world = zero_gpus(t), muon = ZERO_MUON + ZERO_PLAIN;
+  if (!world) return;
+  test_hosts = 1;
+  zero_without_copies(t, world);
+  if (zero_run(t, 1, G2Z_FP16, 1, ZERO_COLUMNS, muon, one) &&
+      zero_run(t, 1, G2Z_FP16, world, ZERO_COLUMNS, muon, many))
+    CHECK_NEAR(t, zero_worst(many, one, ZERO_COLUMNS), 0,
+               zero_bound(t, 1, G2Z_FP16, world, ZERO_COLUMNS, ZERO_MUON, one));
+  test_ranks_job(t, 2, 0, NULL, "resume 1 %s %d 5", t->directory, RESUME_ADAMW);
+  test_hosts = 0;
 }
