@@ -29,7 +29,8 @@
  * DOES NOT
  *     - split the computation of a model: each rank runs the whole model on its own sequences;
  *     - read tokens wider than 16 bits;
- *     - exit, abort or print: it returns a status and logs through a callback.
+ *     - exit, abort or print: it returns a status and logs through a callback. One exception: a rank
+ *       on a GPU ends its process when another rank is lost (room 10, on_fault).
  *
  * BUILD SWITCHES, before the include
  *     GPT2_ZERO_IMPLEMENTATION   in one file of the program: include the implementation too
@@ -125,7 +126,8 @@
  * ERRORS
  *     Every call that can fail returns a g2z_status, and writes a sentence with the values and the
  *     remedy to g2z_services.error. Outputs are the last arguments and are NULL on failure. _free
- *     accepts NULL. Files are checked before they are used. A file gets its final name only when it
+ *     accepts NULL. If another rank dies or hangs, ranks on CPUs return G2Z_LOST; ranks on GPUs end
+ *     with exit code G2Z_EXIT_LOST, 70 (room 10). Files are checked before they are used. A file gets its final name only when it
  *     is whole: until then it is "NAME.partial". G2Z_ASSERT catches bugs of the caller.
  *
  * THREADS
@@ -1428,12 +1430,18 @@ G2Z_API g2z_status g2z_device_span_times(g2z_device *device, g2z_span_times out[
  * a network that you trust. MPICH and ranks by hand have no id: two such jobs on one host each need
  * their own MASTER_PORT or G2Z_RUN_ID.
  *
- * Three things end the job: a connection that ends without a goodbye, 30 s of
- * silence, and 600 s without a micro-step or collective. Rank 0 names the culprit to all ranks; if
- * it is the culprit, each rank names it.
+ * Three things end the job: a connection that ends without a goodbye (a killed process: noticed
+ * within 10 s), silence_s without a heartbeat (a host that is gone: 30 s), and hang_s without a
+ * micro-step or collective (a hang: 600 s). An asynchronous error of NCCL, such as a dead link, ends
+ * it within seconds. Rank 0 names the culprit to all ranks; if it is the culprit, each rank names
+ * it. Then ranks on CPUs return G2Z_LOST. A rank on a GPU ends its process with exit code
+ * G2Z_EXIT_LOST: its GPU may wait for the lost rank for ever, and so would every call that waits for
+ * the GPU, even NCCL's abort.
  *
  * After g2z_context_create all ranks make every call in the same order, except g2z_ranks_place,
  * _collectives and _write_flight. A job of one rank opens no connection. */
+
+#define G2Z_EXIT_LOST 70     /* exit code: another rank died or hangs; its output has the cause */
 
 typedef struct g2z_place {  /* a process's place in the job */
   int rank, world;
@@ -1467,9 +1475,9 @@ typedef struct g2z_ranks_config {
   double join_s;                  /* longest wait until all ranks have joined */
   double silence_s;               /* a rank without a heartbeat for this time is dead; 0: never */
   double hang_s;                  /* a rank without progress for this time hangs; 0: never */
-  /* Called once, from a thread of the library, when the job cannot continue. It should report and
-   * end the process. NULL: g2z_ranks_* calls and the collectives of CPU ranks return G2Z_LOST. A
-   * thread that waits for its GPU would wait for ever, so programs on GPUs need a handler. */
+  /* Called once, from a thread of the library, when the job cannot continue: it may report the fault
+   * and end the process itself. NULL: a rank on a GPU writes the sentence to standard error. When
+   * it returns, a rank on a GPU ends (see above); a rank on a CPU goes on to return G2Z_LOST. */
   void (*on_fault)(void *user, const g2z_fault *fault);
   void *user;
 } g2z_ranks_config;
@@ -1513,7 +1521,8 @@ G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *servic
  *      block if AFTER, MARK and WAIT then have nothing to do. Other members: see g2z_collectives.
  *   2. Choose it in g2z__cuda_comm_open or, for CPU ranks, in g2z_comm_create.
  *   3. If calls do not block, pass g2z__ranks_progress the address of a counter that each MARK
- *      raises: heartbeats report it, and a counter that stands still for hang_s ends the job.
+ *      raises: heartbeats report it, and a counter that stands still for hang_s ends the job. Pass
+ *      it a function that reports asynchronous errors, too.
  * To add a word: name it in G2Z_TRANSPORT_LIST and, for the log, in g2z__comm_carrier. Set
  * plan->reduce in g2z_plan_create, where every word except NCCL means COPY, and plan->gather in
  * g2z__plan_batch. Count its memory in g2z__plan_bytes. Only GPUs in ZeRO stages 1 to 3 use words:
@@ -1774,7 +1783,8 @@ struct g2z_trainer {
 
 G2Z_API g2z_status g2z_trainer_create(g2z_context *context, const g2z_train_config *config,
                                       g2z_trainer **out);
-G2Z_API void g2z_trainer_free(g2z_trainer *trainer); /* NULL is fine */
+/* NULL is fine. On GPUs all ranks free together: one that comes alone is lost to the others. */
+G2Z_API void g2z_trainer_free(g2z_trainer *trainer);
 /* Trains one step on the next batch of the config's shards. G2Z_DIVERGED: see d08, NUMERICS.
  * All ranks of a job make the same calls, and the same call returns the same status on all. If one
  * rank fails (a shard that cannot be read), all ranks know one step later, and their steps return
@@ -6676,6 +6686,7 @@ static const g2z_ops *g2z__cpu_ops(void) {
   X(GOODBYE,    "goodbye",     sizeof(g2z__pulse))  /* a rank that leaves; rank 0's answer */      \
   X(GATHER,     "all_gather",  G2Z__ANY)            /* on data: a rank's part, then all parts */   \
   X(BROADCAST,  "broadcast",   G2Z__ANY)            /* on data: the root's bytes */                \
+  X(FREE,       "free",        0)                   /* on data: a rank that frees what all use */ \
   X(REFUSAL,    "refusal",     G2Z__ANY)            /* on data, rank 0: how the calls differ */
 
 #define X(kind, text, bytes) G2Z__##kind,
@@ -6713,6 +6724,7 @@ typedef struct g2z__pulse {       /* the progress of a rank */
   double limit_s;                 /* longest time between two moves; 0: no limit */
   uint32_t progress;              /* collectives that the device has ended */
   char phase[32];
+  char trouble[64];               /* an asynchronous error of the transport; "": none */
 } g2z__pulse;
 
 typedef struct g2z__broken {      /* a data connection that ended */
@@ -6801,6 +6813,8 @@ struct g2z_ranks {
   double moved;                   /* g2z_seconds() at this rank's last move */
   int64_t sequence;               /* collectives begun */
   const volatile uint32_t *progress;
+  const char *(*trouble)(void *user); /* NULL, or what the transport reports; NULL: it is healthy */
+  void *trouble_user;
   g2z__flight records[G2Z__RANKS_RECORDS];
 };
 
@@ -7384,7 +7398,8 @@ G2Z__PRIVATE g2z_status g2z__meet_all(g2z_ranks *ranks) {
 
 /* ----- the watcher -------------------------------------------------------
  * This thread only handles heartbeats and looks at its clock. It never calls CUDA or NCCL, which
- * may hang. Rank 0 judges all ranks; the others judge rank 0 and, after it has left, themselves. */
+ * may hang, with one exception: the transport's `trouble`, which only reads a state. Rank 0 judges
+ * all ranks; the others judge rank 0 and, after it has left, themselves. */
 
 /* Copies this rank's own pulse for the watcher, and returns the clock. */
 G2Z__PRIVATE double g2z__watch_look(g2z_ranks *ranks) {
@@ -7392,6 +7407,8 @@ G2Z__PRIVATE double g2z__watch_look(g2z_ranks *ranks) {
   pthread_mutex_lock(&ranks->lock);
   *mine = ranks->self;
   if (ranks->progress) mine->progress = *ranks->progress;
+  const char *trouble = ranks->trouble ? ranks->trouble(ranks->trouble_user) : NULL;
+  snprintf(mine->trouble, sizeof mine->trouble, "%s", trouble ? trouble : "");
   pthread_mutex_unlock(&ranks->lock);
   return g2z__awake(&ranks->clock);
 }
@@ -7408,13 +7425,44 @@ G2Z__PRIVATE void g2z__watch_tell(g2z_ranks *ranks, g2z__kind kind, const void *
   }
 }
 
-/* Ends the job, once: rank 0 sends FAULT to the others, and on_fault runs. */
+G2Z__PRIVATE void g2z__watch_alarm(int signal_number) {
+  (void)signal_number;
+  _exit(G2Z_EXIT_LOST);
+}
+
+/* Ends the process of a rank on a GPU. `sentence` goes to standard error, unless it is NULL. A
+ * console that takes no output delays the end by seconds only: other threads may hold the lock of
+ * stdio, so the line is written without it, and an alarm ends a write that hangs. */
+G2Z__PRIVATE void g2z__watch_exit(int rank, const char *sentence) {
+  struct pollfd console = {STDERR_FILENO, POLLOUT, 0};
+  char line[sizeof(g2z_fault) + 32];
+  sigset_t alarms;
+  if (sentence) {
+    int length = snprintf(line, sizeof line, "rank %d ends: %s\n", rank, sentence);
+    for (int i = 0; i < length - 1; i++) /* it may come from another host */
+      if ((unsigned char)line[i] < ' ' || line[i] == 127) line[i] = '?';
+    signal(SIGALRM, g2z__watch_alarm);
+    sigemptyset(&alarms);
+    sigaddset(&alarms, SIGALRM);
+    pthread_sigmask(SIG_UNBLOCK, &alarms, NULL); /* the library's threads block all signals */
+    alarm(4);
+    if (poll(&console, 1, 2000) == 1 && write(STDERR_FILENO, line, (size_t)length) < 0)
+      _exit(G2Z_EXIT_LOST);
+  }
+  _exit(G2Z_EXIT_LOST);
+}
+
+/* Ends the job, once: rank 0 sends FAULT to the others, and on_fault runs. A rank on a GPU ends
+ * here; on a CPU, calls return G2Z_LOST from now on. */
 G2Z__PRIVATE void g2z__watch_end(g2z_ranks *ranks, g2z__ending *ending) {
   ending->fault.host[sizeof ending->fault.host - 1] = 0;
   ending->fault.phase[sizeof ending->fault.phase - 1] = 0;
   ending->fault.sentence[sizeof ending->fault.sentence - 1] = 0;
   if (ranks->me == 0) g2z__watch_tell(ranks, G2Z__FAULT, ending, 1);
-  if (ranks->config.on_fault) ranks->config.on_fault(ranks->config.user, &ending->fault);
+  const g2z__hello *self = &ranks->peers[ranks->me].hello;
+  const int handled = ranks->config.on_fault != NULL;
+  if (handled) ranks->config.on_fault(ranks->config.user, &ending->fault);
+  if (self->device[0]) g2z__watch_exit(self->rank, handled ? NULL : ending->fault.sentence);
   ranks->fault = ending->fault;
   __atomic_store_n(&ranks->lost, 1, __ATOMIC_RELEASE);
   for (int i = 0; i < ranks->peer_count; i++) /* wakes a thread that waits for data */
@@ -7470,6 +7518,7 @@ G2Z__PRIVATE void g2z__watch_poll(g2z_ranks *ranks, double wait_s) {
       peer->heard = g2z__awake(&ranks->clock);
       peer->last = in->body.pulse;
       peer->last.phase[sizeof peer->last.phase - 1] = 0;
+      peer->last.trouble[sizeof peer->last.trouble - 1] = 0;
       if (kind == G2Z__BEAT || peer->left) continue;
       peer->left = 1;
       if (mine) ranks->parting = 1;
@@ -7513,6 +7562,9 @@ G2Z__PRIVATE void *g2z__watch(void *user) {
       if (i != ranks->me && silence_s > 0 && now - peer->heard > silence_s)
         g2z__watch_blame(ranks, peer, "does not answer: its last heartbeat came %.3g s ago",
                          now - peer->heard);
+      if (peer->last.trouble[0] && (ranks->me == 0 || i != ranks->me)) /* rank 0 tells all */
+        g2z__watch_blame(ranks, peer, "reports a failed connection between GPUs (NCCL: %s): check "
+                         "the network; NCCL_DEBUG=INFO prints details", peer->last.trouble);
       /* A death would have been noticed within this second: both ends are alive. */
       if (peer->broke > 0 && now - peer->broke > 1)
         g2z__watch_blame(ranks, peer,
@@ -7717,15 +7769,20 @@ G2Z_API const g2z_place *g2z_ranks_place(const g2z_ranks *ranks) { return &ranks
 
 /* ----- progress and the flight recorder ---------------------------------- */
 
-/* Sets the word that the device increments when a collective ends, in memory that the host can
- * read. It counts even while the host hangs. Pass NULL before that memory is freed. */
-G2Z__PRIVATE void g2z__ranks_progress(g2z_ranks *ranks, const volatile uint32_t *word) {
+/* Sets what the watcher reads of a transport, even while the host hangs: the word that the device
+ * increments when a collective ends, in memory that the host can read, or NULL; and a function that
+ * returns the transport's asynchronous error without waiting, or NULL. Pass NULL for all three
+ * before `word` or `user` is freed. */
+G2Z__PRIVATE void g2z__ranks_progress(g2z_ranks *ranks, const volatile uint32_t *word,
+                                      const char *(*trouble)(void *user), void *user) {
   pthread_mutex_lock(&ranks->lock);
   ranks->progress = word;
+  ranks->trouble = trouble;
+  ranks->trouble_user = user;
   pthread_mutex_unlock(&ranks->lock);
 }
 
-#define G2Z__ALONE_S 10 /* limit from this failure to GOODBYE: a broken device may hang */
+#define G2Z__ALONE_S 8 /* limit from this failure to GOODBYE: a broken device may hang */
 
 /* Reports that this rank has failed and that no verdict carries this. Other devices may wait
  * for its device although it has begun as many collectives as they have. Sequence -1 makes it the
@@ -7944,6 +8001,20 @@ G2Z__PRIVATE g2z_status g2z__ranks_all(g2z_ranks *ranks, int mine, int *all) {
   g2z_status status = g2z_ranks_all_gather(ranks, &yes, sizeof yes, ranks->votes);
   for (int r = 0; r < ranks->config.place.world; r++) *all = *all && ranks->votes[r];
   return status;
+}
+
+/* Meets the other ranks at the end, before this rank frees what they use. If a rank is lost, or this
+ * rank failed alone, it returns at once. If a rank comes here while the others continue, it is
+ * blamed after G2Z__ALONE_S; if they are in another call of this room, that call fails. */
+G2Z__PRIVATE void g2z__ranks_part(g2z_ranks *ranks) {
+  pthread_mutex_lock(&ranks->lock);
+  const int alone = ranks->self.sequence < 0;
+  const int64_t step = ranks->self.step;
+  pthread_mutex_unlock(&ranks->lock);
+  if (alone || ranks->broken != G2Z_OK) return;
+  g2z__ranks_phase(ranks, "free", step, G2Z__ALONE_S - ranks->config.hang_s);
+  (void)g2z__ranks_call(ranks, G2Z__FREE, -1, NULL, NULL, 0); /* after a failure, it frees as well */
+  g2z__ranks_phase(ranks, "free", step, 0);
 }
 
 /* Broadcasts rank 0's text; NULL is "". The others g2z_release their *copy; rank 0's is NULL. */
@@ -9630,30 +9701,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   return g2z_ranks_agree(ranks, g2z__trainer_first(t));
 }
 
-G2Z_API g2z_status g2z_trainer_create(g2z_context *context, const g2z_train_config *config,
-                                      g2z_trainer **out) {
-  g2z_trainer *t;
-  *out = NULL;
-  const int unstarted = g2z_ranks_place(context->ranks)->unstarted;
-  if (unstarted)
-    G2Z_REFUSE(context->services, "SLURM_NTASKS=%d, but this process is not a task of a step: "
-               "start %d ranks with srun or mpirun, or one with srun -n 1", unstarted, unstarted);
-  g2z_status status = g2z_ranks_agree(context->ranks, G2Z_NEW(context->services, 1, &t));
-  if (status != G2Z_OK) {
-    g2z_release(context->services, t);
-    return status;
-  }
-  t->context = context;
-  t->services = context->services;
-  t->config = *config;
-  status = g2z__trainer_open(t);
-  if (status != G2Z_OK) g2z_trainer_free(t);
-  else *out = t;
-  return status;
-}
-
-G2Z_API void g2z_trainer_free(g2z_trainer *t) {
-  if (!t) return;
+/* Also closes a trainer that was opened halfway. */
+G2Z__PRIVATE void g2z__trainer_close(g2z_trainer *t) {
   g2z_loader_free(t->loader);
   if (t->device) {
     const g2z_ops *ops = t->device->ops;
@@ -9673,6 +9722,36 @@ G2Z_API void g2z_trainer_free(g2z_trainer *t) {
   g2z_release(t->services, t->narrow);
   g2z_plan_free(t->plan);
   g2z_release(t->services, t);
+}
+
+G2Z_API g2z_status g2z_trainer_create(g2z_context *context, const g2z_train_config *config,
+                                      g2z_trainer **out) {
+  g2z_trainer *t;
+  *out = NULL;
+  const int unstarted = g2z_ranks_place(context->ranks)->unstarted;
+  if (unstarted)
+    G2Z_REFUSE(context->services, "SLURM_NTASKS=%d, but this process is not a task of a step: "
+               "start %d ranks with srun or mpirun, or one with srun -n 1", unstarted, unstarted);
+  g2z_status status = g2z_ranks_agree(context->ranks, G2Z_NEW(context->services, 1, &t));
+  if (status != G2Z_OK) {
+    g2z_release(context->services, t);
+    return status;
+  }
+  t->context = context;
+  t->services = context->services;
+  t->config = *config;
+  status = g2z__trainer_open(t);
+  if (status != G2Z_OK) g2z__trainer_close(t);
+  else *out = t;
+  return status;
+}
+
+/* Ranks on GPUs meet before anything waits for the device: if one of them still trains, its GPU
+ * waits for this one. */
+G2Z_API void g2z_trainer_free(g2z_trainer *t) {
+  if (!t) return;
+  if (t->context->device == G2Z_DEVICE_CUDA) g2z__ranks_part(t->context->ranks);
+  g2z__trainer_close(t);
 }
 
 /* ----- one tuning table for all ranks ------------------------------------- */

@@ -4685,7 +4685,7 @@ g2z__hopper_tile(float (&s)[8][4], float (&dp)[8][4], float (&dv)[8][4], uint32_
   for (int k = 0; k < 4; k++) g2z__as_a<A>(ds[k], dp[2 * k], dp[2 * k + 1]);
 }
 
-/* Writes dS^T to shared memory, for dQ. */
+/* Writes dS^T to shared memory, for dQ. wgmma reads it: each writing thread fences its own writes. */
 static __device__ inline void g2z__hopper_publish(g2z__hopper_keys &keys,
                                                   const uint32_t (&ds)[4][4]) {
   typedef g2z__hopper_shared S;
@@ -7521,12 +7521,12 @@ static CUresult g2z__nccl_tell(g2z__nccl *nccl) {
 
 /* ----- memory that all ranks of a host can write to ---------------------- */
 
-/* Frees a region. Ranks do this at different times: they cannot wait for each other, because one
- * may be lost. Others may still have this rank's memory open and even write to it; the driver keeps
- * the memory until they close it. */
+/* Frees a region. Memory must not be freed while another rank has it open: if other ranks' parts
+ * were opened, all ranks close them and meet before each frees its own. */
 static void g2z__region_close(g2z_comm *comm, g2z__region *region) {
   for (int r = 0; region->mapped && r < comm->world; r++)
     if (r != comm->rank && region->mapped[r]) cudaIpcCloseMemHandle(region->mapped[r]);
+  if (region->mapped) g2z__ranks_part(comm->ranks);
   cudaFree(region->mine);
   cudaFree(region->mapped_there);
   g2z_release(comm->services, region->mapped);
@@ -7545,7 +7545,6 @@ static g2z_status g2z__region_open(g2z_comm *comm, size_t bytes, g2z__region *re
   region->bytes = bytes;
   g2z_status status = g2z_allocate(comm->services, world, sizeof(char *), &mapped);
   if (status == G2Z_OK) status = g2z_allocate(comm->services, world, sizeof handle, &handles);
-  region->mapped = (char **)mapped;
   /* Allocate and zero this rank's part; make the handle that the other ranks open. */
   int mine = status == G2Z_OK && g2z_ranks_place(comm->ranks)->local_world == comm->world &&
              cudaMalloc(&memory, bytes) == cudaSuccess;
@@ -7559,6 +7558,8 @@ static g2z_status g2z__region_open(g2z_comm *comm, size_t bytes, g2z__region *re
     status = g2z_ranks_all_gather(comm->ranks, &handle, sizeof handle, handles);
   if (all && status == G2Z_OK) {
     /* Open the other ranks' parts; put the list of all parts in device memory. */
+    region->mapped = (char **)mapped;
+    mapped = NULL;
     for (int r = 0; r < comm->world && mine; r++) {
       memory = region->mine;
       if (r != comm->rank)
@@ -7573,6 +7574,7 @@ static g2z_status g2z__region_open(g2z_comm *comm, size_t bytes, g2z__region *re
   }
   if (!mine) (void)cudaGetLastError();
   g2z_release(comm->services, handles);
+  g2z_release(comm->services, mapped);
   if (!all || status != G2Z_OK) g2z__region_close(comm, region);
   return status;
 }
@@ -7965,6 +7967,7 @@ static double g2z__nccl_waited_ms(g2z_comm *comm, int lap) {
 static void g2z__nccl_close(g2z_comm *comm) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   if (!nccl) return;
+  g2z__ranks_progress(comm->ranks, NULL, NULL, NULL);
   if (nccl->stream) cudaStreamSynchronize(nccl->stream);
   if (nccl->comm) ncclCommDestroy(nccl->comm);
   for (int i = 0; i < nccl->place_count; i++)
@@ -7974,7 +7977,6 @@ static void g2z__nccl_close(g2z_comm *comm) {
       cudaEventDestroy(nccl->begin[lap][i]);
       if (nccl->end[lap][i]) cudaEventDestroy(nccl->end[lap][i]);
     }
-  g2z__ranks_progress(comm->ranks, NULL);
   cudaFree(nccl->waits);
   cudaFree(nccl->narrow);
   g2z__region_close(comm, &nccl->flags);
@@ -8035,7 +8037,6 @@ static g2z_status g2z__nccl_open_alone(g2z_comm *comm, const g2z_comm_config *wa
   G2Z__CUDA(comm, cudaMemset(nccl->waits, 0, sizeof *nccl->waits));
   nccl->write_value = (decltype(&cuStreamWriteValue32))g2z__driver_function("cuStreamWriteValue32");
   if (nccl->write_value && g2z__nccl_tell(nccl) != CUDA_SUCCESS) nccl->write_value = NULL;
-  if (nccl->write_value) g2z__ranks_progress(comm->ranks, &nccl->signs->progress);
   void *first;
   G2Z_TRY(g2z_allocate(comm->services, 1, sizeof(cudaEvent_t), &first));
   nccl->departures = (cudaEvent_t *)first;
@@ -8043,6 +8044,14 @@ static g2z_status g2z__nccl_open_alone(g2z_comm *comm, const g2z_comm_config *wa
   G2Z__CUDA(comm, cudaEventCreateWithFlags(nccl->departures, cudaEventDisableTiming));
   nccl->departure_count = 1;
   return G2Z_OK;
+}
+
+/* NCCL's asynchronous error, such as a link that broke; NULL: none. Only reads a state. */
+static const char *g2z__nccl_trouble(void *communicator) {
+  ncclResult_t result = ncclSuccess;
+  ncclResult_t asked = ncclCommGetAsyncError((ncclComm_t)communicator, &result);
+  if (asked != ncclSuccess || result == ncclSuccess || result == ncclInProgress) return NULL;
+  return ncclGetErrorString(result);
 }
 
 /* Ranks agree before they open the communicator, so that none waits inside NCCL for a rank that
@@ -8066,6 +8075,8 @@ static g2z_status g2z__cuda_comm_open(g2z_comm *comm, const g2z_comm_config *wan
                           ? G2Z_OK
                           : g2z__nccl_fail(comm, opened, "ncclCommInitRankConfig");
   G2Z_TRY(g2z_ranks_agree(comm->ranks, status));
+  g2z__ranks_progress(comm->ranks, nccl->write_value ? &nccl->signs->progress : NULL,
+                      g2z__nccl_trouble, nccl->comm);
   return g2z_ranks_agree(comm->ranks, g2z__nccl_open_buffers(comm, wanted->most));
 }
 

@@ -60,6 +60,7 @@ static const struct {
     {"masked", NULL, rank_masked, 4},
     {"muon", NULL, rank_muon, 1},
     {"slow", NULL, rank_slow, 0},
+    {"lost", rank_lost, NULL, 0},
 };
 
 static int rank_checks(void (*check)(g2z_test *t, char **argv), char **argv) {
@@ -265,6 +266,11 @@ static const g2z_test_entry test_table[] = {
     {"ranks_stopped", "a stopped rank ends the job at the deadline", test_ranks_scenes},
     {"ranks_suspended", "a job that was suspended as a whole continues", test_ranks_suspended},
     {"ranks_progress", "micro-steps count; heartbeats do not wait for data", test_ranks_scenes},
+    {"cuda_lost_copy", "a lost rank ends programs without a handler", test_cuda_lost_copy},
+    {"cuda_lost_nccl", "the same with NCCL alone", test_cuda_lost_nccl},
+    {"cuda_lost_hosts", "the same on two hosts", test_cuda_lost_hosts},
+    {"ranks_killed_gpu", "ranks on GPUs end when another was killed", test_ranks_scenes},
+    {"ranks_trouble", "an error that the transport reports ends the job", test_ranks_scenes},
     {"ranks_hang", "a rank that hangs is named, one that saves is left alone", test_ranks_scenes},
     {"ranks_addresses", "an address that leads nowhere does not hide others", test_ranks_addresses},
     {"ranks_leaving", "leaving is no death, unless others continue", test_ranks_scenes},

@@ -81,8 +81,7 @@ G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const 
 /* ===== ranks of this host ================================================
  * Starting a job's ranks without mpirun: the same program, once for each rank. */
 
-/* Exit codes of programs around the library, for mpirun, srun and scripts. */
-#define G2Z_EXIT_LOST 70     /* another rank died or hangs: its output has the cause */
+/* Another exit code of programs around the library, besides G2Z_EXIT_LOST. */
 #define G2Z_EXIT_STOPPED 75  /* a stop was requested; the state is saved if there is a run_dir */
 
 typedef struct g2z_job {    /* processes that this one starts and supervises */

@@ -7,8 +7,26 @@ static void rank_on_fault(void *user, const g2z_fault *fault) {
   (void)user;
   printf("fault of rank %d: %s\n", fault->rank, fault->sentence);
   fflush(stdout);
-  _exit(70);
+  _exit(G2Z_EXIT_LOST);
 }
+
+static void rank_on_fault_returns(void *user, const g2z_fault *fault) {
+  (void)user;
+  printf("fault of rank %d: %s\n", fault->rank, fault->sentence);
+  fflush(stdout);
+}
+
+/* Standard error becomes a pipe that takes no output. */
+static void rank_console_full(void) {
+  int ends[2];
+  if (pipe(ends) != 0 || fcntl(ends[1], F_SETFL, O_NONBLOCK) != 0) exit(1);
+  while (write(ends[1], "full", 4) > 0) {
+  }
+  fcntl(ends[1], F_SETFL, 0);
+  dup2(ends[1], STDERR_FILENO);
+}
+
+static const char *rank_trouble_text(void *user) { return (const char *)user; }
 
 static g2z_services rank_services; /* this process is one rank */
 
@@ -38,7 +56,9 @@ static g2z_ranks *rank_join(int argc, char **argv) {
     if (strncmp(argv[i], "host=", 5) == 0) snprintf(place->host, sizeof place->host, "%s", value);
     if (strncmp(argv[i], "device=", 7) == 0) config.device = value;
     if (strncmp(argv[i], "build=", 6) == 0) config.build = value;
-    if (strncmp(argv[i], "handler=", 8) == 0) config.on_fault = NULL;
+    if (strcmp(argv[i], "handler=none") == 0) config.on_fault = NULL;
+    if (strcmp(argv[i], "handler=returns") == 0) config.on_fault = rank_on_fault_returns;
+    if (strcmp(argv[i], "console=full") == 0) rank_console_full();
     if (strncmp(argv[i], "interrupts=", 11) == 0) test_interrupts = 1;
     if (strncmp(argv[i], "files=", 6) == 0) {
       const struct rlimit limit = {(rlim_t)atoi(value), (rlim_t)atoi(value)};
@@ -157,6 +177,12 @@ static int rank_loop(int argc, char **argv) {
       if (strcmp(what, "crash") == 0) abort();
       if (strcmp(what, "cut") == 0) shutdown(ranks->peers[rank ? 0 : 2].data.socket, SHUT_RDWR);
       if (strcmp(what, "leave") == 0) break;
+      if (strcmp(what, "free") == 0) {
+        g2z__ranks_part(ranks);
+        break;
+      }
+      if (strcmp(what, "trouble") == 0)
+        g2z__ranks_progress(ranks, NULL, rank_trouble_text, (void *)"a link is down");
     } else if (turn == 1 && odd && strcmp(what, "die") == 0) {
       raise(SIGKILL);
     }
@@ -236,6 +262,53 @@ static void rank_slow(g2z_test *t, char **argv) {
   if (context->rank == 1) trainer->device->ops = &slow_ops;
   REQUIRE_OK(t, g2z_trainer_step_batch(trainer, x, x, &report));
   REQUIRE_OK(t, g2z_trainer_flush(trainer, &report));
+}
+
+/* "lost TRANSPORT WHERE HOW": a program that embeds the library without a handler. At a place, one
+ * rank is lost: it is killed or stopped, returns from main, or leaves the job. */
+static void lost_here(const char *const words[3], const char *where, g2z_context *context,
+                      g2z_trainer *trainer) {
+  const char *how = words[2];
+  if (context->rank != 1 || strcmp(words[1], where) != 0) return;
+  printf("lost at %.3f\n", g2z_seconds());
+  fflush(stdout);
+  if (strcmp(how, "kill") == 0) raise(SIGKILL);
+  if (strcmp(how, "stop") == 0) raise(SIGSTOP);
+  if (strcmp(how, "leave") == 0) {
+    g2z_trainer_free(trainer);
+    g2z_context_free(context);
+  }
+  exit(0);
+}
+static int rank_lost(int argc, char **argv) {
+  enum { STEPS = 40 };
+  const char *const words[] = {argc > 0 ? argv[0] : "", argc > 1 ? argv[1] : "",
+                               argc > 2 ? argv[2] : ""};
+  int32_t x[ZERO_SEQUENCES * ZERO_SEQ], y[ZERO_SEQUENCES * ZERO_SEQ];
+  g2z_context *context;
+  g2z_trainer *trainer = NULL;
+  g2z_report report;
+  g2z_context_config cc = g2z_context_config_default(&rank_services);
+  cc.ranks.silence_s = rank_seconds(2);
+  g2z_status status = g2z_context_create(&cc, &context);
+  if (status != G2Z_OK) return 1;
+  g2z_train_config config = zero_config(1, 1, context->world, G2Z_FP16); /* ZeRO stage 1 */
+  config.transport = strcmp(words[0], "nccl") == 0 ? G2Z_TRANSPORT_NCCL : G2Z_TRANSPORT_COPY;
+  lost_here(words, "create", context, NULL);
+  status = g2z_trainer_create(context, &config, &trainer);
+  for (int step = 0; step < STEPS && status == G2Z_OK; step++) {
+    zero_tokens(step, context->rank, context->world, config.batch * config.accum * context->world,
+                config.model.vocab, x, y);
+    if (step == STEPS / 2) lost_here(words, "step", context, trainer);
+    status = g2z_trainer_step_batch(trainer, x, y, &report);
+  }
+  lost_here(words, "save", context, trainer);
+  if (status == G2Z_OK) status = g2z_trainer_save(trainer, getenv("G2Z_TEST_SAVED"));
+  if (status != G2Z_OK) printf("failed: %s\n", rank_services.error);
+  lost_here(words, "free", context, trainer);
+  g2z_trainer_free(trainer);
+  g2z_context_free(context);
+  return status == G2Z_OK ? 0 : 3;
 }
 
 /* ----- tests of places ----- */
@@ -380,6 +453,10 @@ typedef struct test_scene {
   {test, "loop " program, NULL, 4, odd, 70, odd_code, says, NULL, 0, 0, 0}
 #define HIT(test, program, odd, code, says, too, signal, after) \
   {test, "loop 1000000" program, NULL, 4, odd, code, 137, says, too, signal, after, 10}
+/* Ranks that have GPUs, by their word. */
+#define GPUS(odd, odd_gpu, gpu, how, says) \
+  {"ranks_killed_gpu", "loop 1000000 device=GPU-" #gpu how, "loop 1000000 device=GPU-" #odd_gpu how, \
+   2, odd, G2Z_EXIT_LOST, 137, says, NULL, SIGKILL, 0.1, 10}
 #define CUT(odd) \
   {"ranks_cut", "loop 9999 " #odd " cut", NULL, 4, odd, 70, 70, "fault of rank 2: rank 2 on ", \
    " lost its data connection to rank 0 on ", 0, 0, 2}
@@ -407,12 +484,18 @@ static const test_scene test_scenes[] = {
     HIT("ranks_killed", "", 1, 70, "fault of rank 1: rank 1 on ", NULL, SIGKILL, 0.013),
     HIT("ranks_killed", "", 2, 70, "fault of rank 2: rank 2 on ", NULL, SIGKILL, 0.026),
     HIT("ranks_killed", "", 3, 70, "fault of rank 3: rank 3 on ", NULL, SIGKILL, 0.039),
-    HIT("ranks_killed", " handler=0", 2, 3, "failed: another rank died, or does not answer: rank 2",
+    HIT("ranks_killed", " handler=none", 2, 3, "failed: another rank died, or does not answer: rank 2",
         NULL, SIGKILL, 0.1),
-    HIT("ranks_killed", " handler=0", 0, 3, "failed: another rank died, or does not answer: rank 0",
+    HIT("ranks_killed", " handler=none", 0, 3, "failed: another rank died, or does not answer: rank 0",
         NULL, SIGKILL, 0.1),
     LOOP("ranks_killed", "9999 0 die", 0, 137, "rank 0 on "), /* at its first heartbeat */
     LOOP("ranks_killed", "9999 3 die", 3, 137, "rank 3 on "),
+    HIT("ranks_killed", " handler=returns", 2, 3, "failed: another rank died", "fault of rank 2: ",
+        SIGKILL, 0.1),
+    GPUS(1, 1, 0, " handler=none", "rank 0 ends: rank 1 on "),
+    GPUS(0, 0, 1, " handler=none", "rank 1 ends: rank 0 on "),
+    GPUS(1, 1, 0, " handler=returns", "fault of rank 1: rank 1 on "),
+    GPUS(1, 1, 0, " handler=none console=full", NULL),
     CUT(0), /* a connection between two living ranks is cut: both are named at once */
     CUT(2),
     HIT("ranks_stopped", " silence=0.7", 1, 70, "fault of rank 1: rank 1 on ", "does not answer",
@@ -425,8 +508,15 @@ static const test_scene test_scenes[] = {
         "at collective 19 of 20; last heard in phase data of step 20"),
     ALL("ranks_hang", "loop 1000000 2 stuck hang=0.7", 4, 70, "hangs: no progress for ", NULL),
     ALL("ranks_hang", "loop 40 1 save hang=0.7", 4, 0, NULL, NULL),
+    LOOP("ranks_trouble", "9999 0 trouble", 0, 70, "fault of rank 0: rank 0 on "),
+    LOOP("ranks_trouble", "9999 2 trouble", 2, 70,
+         "reports a failed connection between GPUs (NCCL: a link is down)"),
     LOOP("ranks_leaving", "1000 0 leave", 0, 0, "left early"),
     LOOP("ranks_leaving", "1000 1 leave silence=2", 1, 0, "left early"),
+    {"ranks_leaving", "loop 40 0 free", NULL, 4, 0, 3, 0, "rank 1 is in all_gather 20 with 4 bytes "
+     "while rank 0 is in free 20 with 0: all ranks must make the same calls", NULL, 0, 0, 0},
+    {"ranks_leaving", "loop 40 2 free", NULL, 4, 2, 3, 0, "rank 2 is in free 20 with 0 bytes while "
+     "rank 0 is in all_gather 20 with 4: all ranks must make the same calls", NULL, 0, 0, 0},
     LOOP("ranks_leaving", "40 0 alone silence=2", 0, 0, "left early"),
     LOOP("ranks_leaving", "40 1 alone silence=2", 1, 0, "left early"),
     ALL("ranks_leaving", "loop 40 0 alone! hang=1", 4, 70, "fault of rank 0: rank 0 on ",
@@ -451,6 +541,7 @@ static const test_scene test_scenes[] = {
 #undef APART
 #undef LOOP
 #undef HIT
+#undef GPUS
 #undef CUT
 
 /* Sends the odd one its signal, if it has one, and waits for the others. Then it kills the odd one
@@ -937,7 +1028,7 @@ static void test_ranks_flight(g2z_test *t) {
     g2z__ranks_phase(ranks, "backward", i / 10, 0);
     CHECK(t, g2z__ranks_note(ranks, "reduce_scatter", i % 7, 1000) == i);
   }
-  g2z__ranks_progress(ranks, &progress);
+  g2z__ranks_progress(ranks, &progress, NULL, NULL);
   CHECK_OK(t, g2z_ranks_write_flight(ranks, &t->services, test_path(t, "flight.jsonl")));
   for (const char *line = test_read(t, "flight.jsonl"); *line; lines++) {
     const int sequence = lines ? 3000 - 1024 + lines : 3000;
@@ -1172,6 +1263,57 @@ static void test_ranks_train_killed(g2z_test *t) {
       if (!killed && (r == 0 || named == 0)) CHECK_HAS(t, ranks.output[r], cases[turn].says);
     }
   }
+}
+
+/* Programs without a handler, on two GPUs: the other rank ends within ten seconds, with a sentence
+ * and an exit code of its own. In the save and at the end a rank may have done its part before it
+ * hears of the loss. Several jobs run at a time. */
+static void test_lost(g2z_test *t, const char *transport) {
+  enum { JOBS = 4 };
+  static const char *const cases[] = {"create kill", "create stop",  "create return", "create leave",
+                                      "step kill",   "step stop",    "step return",   "step leave",
+                                      "save kill",   "save stop",    "save return",   "save leave",
+                                      "free kill",   "free stop",    "free return",   "free leave"};
+  enum { CASES = (int)(sizeof cases / sizeof *cases) };
+  if (!zero_gpus(t)) return;
+  for (int first = 0; first < CASES; first += JOBS) {
+    test_ranks jobs[JOBS];
+    for (int i = 0; i < JOBS; i++) {
+      jobs[i] = test_ranks_open(2);
+      setenv("G2Z_TEST_SAVED", test_at(t, "saved%d", first + i), 1);
+      test_ranks_start(t, &jobs[i], 0, 1, NULL, test_text("lost %s %s", transport,
+                                                          cases[first + i]));
+    }
+    for (int i = 0; i < JOBS; i++) {
+      const char *name = cases[first + i];
+      const pid_t victim = jobs[i].pid[1];
+      const int freed = strncmp(name, "free", 4) == 0, leaves = strstr(name, "leave") != NULL;
+      const int refused = strcmp(name, "save leave") == 0; /* "make the same calls" */
+      if (strstr(name, "stop")) jobs[i].pid[1] = 0; /* it does not end */
+      test_ranks_wait(t, &jobs[i], 60);
+      if (!jobs[i].code[1]) jobs[i].output[1] = test_file(t, test_ranks_file(t, &jobs[i], 1), NULL);
+      const char *at = strstr(jobs[i].output[1], "lost at ");
+      const double late = at ? jobs[i].ended[0] - atof(at + 8) : NAN;
+      FAIL_IF(t, !(late < rank_seconds(10)), "%s: rank 0 ended %.1f s after the loss", name, late);
+      if (refused && jobs[i].code[0] == 3) CHECK_RANK(t, &jobs[i], 0, 3, "the same calls");
+      else if (!freed) CHECK_RANK(t, &jobs[i], 0, G2Z_EXIT_LOST, "rank 0 ends: rank 1 on ");
+      else if (leaves) CHECK_RANK(t, &jobs[i], 0, 0, NULL);
+      else FAIL_IF(t, jobs[i].code[0] != 0 && jobs[i].code[0] != G2Z_EXIT_LOST,
+                   "%s: rank 0 ended with %d", name, jobs[i].code[0]);
+      if (strstr(name, "stop")) {
+        kill(victim, SIGKILL);
+        waitpid(victim, NULL, 0);
+      }
+    }
+  }
+  unsetenv("G2Z_TEST_SAVED");
+}
+static void test_cuda_lost_copy(g2z_test *t) { test_lost(t, "copy"); }
+static void test_cuda_lost_nccl(g2z_test *t) { test_lost(t, "nccl"); }
+static void test_cuda_lost_hosts(g2z_test *t) {
+  test_hosts = 1;
+  test_lost(t, "nccl");
+  test_hosts = 0;
 }
 
 /* The scripts' arguments to srun. A fake srun prints its arguments and the variables that locate
