@@ -10547,7 +10547,7 @@ G2Z_API g2z_status g2z_model_generate(g2z_model *m, int count, int32_t *ids, siz
  * The last file is CHECKSUMS: a line "CRC BYTES OFFSET NAME" for each chunk of each other file, and
  * a last line with the checksum of these lines. Ranks divide the chunks, to save and to load. */
 
-#define G2Z__CHECKPOINT_VERSION 3
+#define G2Z__CHECKPOINT_VERSION 4
 #define G2Z__SUM_BYTES ((uint64_t)64 << 20)     /* bytes of a file per checksum */
 #define G2Z__CHECKPOINT_CHUNK ((size_t)1 << 20) /* elements copied at a time */
 
@@ -10588,7 +10588,7 @@ G2Z_API uint32_t g2z_crc32c(uint32_t sum, const void *bytes, size_t count) {
 /* ----- file names and fields ----- */
 
 G2Z_API int g2z_checkpoint_remove(const char *path) {
-  static const char *const names[] = {"model.safetensors", "config.json", "optimizer.safetensors",
+  static const char *const names[] = {"model.safetensors", "config.json", "optimizer.state",
                                       "tuning.txt", "trainer_state.json", "note.json", "CHECKSUMS",
                                       "merges.txt", "vocab.json", "tokenizer_config.json",
                                       "generation_config.json"};
@@ -10772,13 +10772,15 @@ G2Z__PRIVATE g2z_status g2z__transfer_read(g2z__transfer *x, uint64_t begin, voi
 }
 
 /* Opens the file with a buffer's elements, all in canonical order: model.safetensors has masters,
- * optimizer.safetensors m and then v. *begin is the first one's index in the file. */
+ * optimizer.state m and then v. *begin is the first one's index in the file. Saving follows no
+ * link. */
 G2Z__PRIVATE g2z_status g2z__transfer_buffer(g2z__transfer *x, g2z_buffer buffer, int saving,
                                              uint64_t *begin) {
   char name[40];
-  snprintf(name, sizeof name, "%s.safetensors%s",
-           buffer == G2Z_BUFFER_MASTER ? "model" : "optimizer", saving ? ".partial" : "");
-  G2Z_TRY(g2z__transfer_file(x, name, saving ? O_WRONLY : O_RDONLY));
+  snprintf(name, sizeof name, "%s%s",
+           buffer == G2Z_BUFFER_MASTER ? "model.safetensors" : "optimizer.state",
+           saving ? ".partial" : "");
+  G2Z_TRY(g2z__transfer_file(x, name, saving ? O_WRONLY | O_NOFOLLOW : O_RDONLY));
   if (!saving) { /* the length of the header, then the header */
     G2Z_TRY(g2z__transfer_read(x, 0, begin, sizeof *begin));
     *begin += sizeof *begin;
@@ -10908,8 +10910,8 @@ G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__transfer *x, const char *final_nam
   moments[0].name = "m", moments[1].name = "v";
   moments[0].rank = moments[1].rank = 1;
   moments[0].shape[0] = moments[1].shape[0] = P;
-  return g2z__safetensors_create(x->services, g2z__transfer_name(x, "optimizer.safetensors"),
-                                 moments, 2, &x->moments);
+  return g2z__safetensors_create(x->services, g2z__transfer_name(x, "optimizer.state"), moments, 2,
+                                 &x->moments);
 }
 
 G2Z__PRIVATE void g2z__saved_put_table(g2z_json_out *out, const g2z_setting *rows, size_t count,

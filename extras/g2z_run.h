@@ -71,8 +71,8 @@ typedef struct g2z_run_config {
   int64_t save_every;          /* steps; > 0: checkpoints run_dir/step-NNNNNN, also at the end */
   int save_epochs;             /* 1: at the end of each epoch */
   int keep_best;               /* 1: the checkpoint of the lowest validation loss is kept, too, and
-                                * run_dir/best holds its weights. Without save_every, save_epochs
-                                * and keep, only this checkpoint and the last one are kept */
+                                * run_dir/best is a link to it. Without save_every, save_epochs and
+                                * keep, only this checkpoint and the last one are kept */
   int keep;                    /* number of checkpoints that are kept, the last ones; 0: all. While
                                 * the loss is higher than before or steps are skipped, earlier ones
                                 * stay, too. A checkpoint with other files in it stays as
@@ -330,7 +330,7 @@ enum { /* Work due before the next step, in this order. The model is saved first
         * fail, or take so long that the run is killed. */
   G2ZR_DUE_SAVE = 1,
   G2ZR_DUE_WEIGHTS = 2,
-  G2ZR_DUE_BEST = 4,                 /* weights of the lowest validation loss */
+  G2ZR_DUE_BEST = 4,                 /* the link to the checkpoint of the lowest validation loss */
   G2ZR_DUE_STOP = 8,
   G2ZR_DUE_VALIDATION = 16,          /* SAVE and BEST follow if it finds a new lowest loss */
   G2ZR_DUE_EVALUATION = 32,
@@ -388,7 +388,8 @@ struct g2z_run {
   int due;
   double step_s_of[2];               /* of the last two steps: losses come one step late */
   g2z_metrics known;                 /* of the last step whose loss is known */
-  g2zr_totals sum, kept;             /* kept: when best was written; val_data NaN: unknown */
+  g2zr_totals sum;
+  int unlinked;                      /* 1: rank 0 could not make the link best, and said so */
   double recent[G2ZR_RECENT];        /* losses of the last steps, the newest first; skipped steps
                                       * count, but not steps without a token that counts */
   int64_t val_steps, val_tokens;     /* of one validation: batches, and a limit of its targets */
@@ -1051,7 +1052,6 @@ static g2z_status g2zr_sync(g2z_run *run) {
 }
 
 #define G2ZR_CHECKPOINT "step-%06" PRId64 /* the name of a checkpoint, from its step */
-#define G2ZR_FRESH ".best.partial"         /* its end for weights that become the best */
 
 static g2z_path g2zr_checkpoint(const g2z_run *run, int64_t step, const char *suffix) {
   return g2z_path_in(run->config.run_dir, G2ZR_CHECKPOINT "%s", step, suffix);
@@ -1123,6 +1123,24 @@ static g2z_status g2zr_latest(const g2z_run *run, const char *suffix, int64_t be
   if (!error) return G2Z_OK;
   *latest = -1;
   return g2z_fail_file(run->services, error, "read the directory", run->config.run_dir);
+}
+
+/* Reads the link best. *step: of the checkpoint that it names; -1: there is no such link. *other:
+ * something else has the name best. */
+static g2z_status g2zr_linked(const g2z_run *run, int64_t *step, int *other) {
+  const g2z_path best = g2zr_in(run, "best");
+  char text[64] = "", name[64];
+  *step = -1;
+  *other = 0;
+  const ssize_t bytes = readlink(best.text, text, sizeof text - 1);
+  if (bytes < 0 && errno == ENOENT) return G2Z_OK;
+  if (bytes < 0 && errno != EINVAL) /* EINVAL: no link */
+    return g2z_fail_file(run->services, errno, "read the link", best.text);
+  const int64_t named = strncmp(text, "step-", 5) == 0 ? (int64_t)strtoll(text + 5, NULL, 10) : -1;
+  snprintf(name, sizeof name, G2ZR_CHECKPOINT, named);
+  if (strcmp(name, text) == 0) *step = named;
+  else *other = 1;
+  return G2Z_OK;
 }
 
 static void g2zr_stays(g2z_run *run, const char *path) {
@@ -1204,8 +1222,8 @@ static void g2zr_put_note(void *user, g2z_json_out *out) {
   sum.open_s = g2z_seconds() - last->started;
   sum.metrics_bytes = (double)run->metrics.bytes;
   sum.log_bytes = (double)run->log.bytes;
-  sum.due = run->due & (G2ZR_DUE_BEST | G2ZR_DUE_VALIDATION | G2ZR_DUE_EVALUATION |
-                        G2ZR_DUE_SAMPLE | (run->epoch_ends ? G2ZR_DUE_EPOCH_END : 0));
+  sum.due = run->due & (G2ZR_DUE_VALIDATION | G2ZR_DUE_EVALUATION | G2ZR_DUE_SAMPLE |
+                        (run->epoch_ends ? G2ZR_DUE_EPOCH_END : 0));
   sum.evaluated = run->evaluated;
   g2zr_put_doubles(out, "totals", g2zr_total_names, (const double *)&sum,
                    G2Z_COUNT(g2zr_total_names));
@@ -1266,32 +1284,6 @@ static g2z_status g2zr_restore(g2z_run *run) {
                     "checkpoint with --run-dir NEW --resume %s", path.text, run->resume);
   run->epoch[run->epoch_count - 1].started = g2z_seconds() - run->sum.open_s;
   return G2Z_OK;
-}
-
-/* Rank 0: reads the note of the weights in best. Without a whole note and model.safetensors, their
- * loss is unknown. If a kill came while better ones took their place, they are in best.partial, and
- * best is empty. */
-static void g2zr_restore_kept(g2z_run *run) {
-  const g2z_path note = g2zr_in(run, "best/note.json"),
-                 model = g2zr_in(run, "best/model.safetensors");
-  g2z_object object;
-  struct stat info;
-  rename(g2zr_in(run, "best.partial").text, g2zr_in(run, "best").text);
-  if (access(note.text, F_OK) != 0) return;
-  g2z_status status = g2z_object_read(run->services, note.text, &object);
-  if (status == G2Z_OK)
-    status = g2zr_get_doubles(&object, "totals.", g2zr_total_names, (double *)&run->kept,
-                              G2Z_COUNT(g2zr_total_names));
-  g2z_object_free(&object);
-  const size_t least = 4 * run->trainer->plan->parameters; /* always fp32 */
-  if (status == G2Z_OK && (stat(model.text, &info) != 0 || (uint64_t)info.st_size <= least))
-    status = g2z_fail(run->services, G2Z_FORMAT, "%.1000s is missing or was cut", model.text);
-  if (status == G2Z_OK) return;
-  memset(&run->kept, 0, sizeof run->kept);
-  run->kept.val_data = NAN;
-  if (!run->config.keep_best) return;
-  g2z_log(run->services, G2Z_LOG_WARNING, "%s. The next best weights move %s/best aside",
-          run->services->error, run->config.run_dir);
 }
 
 /* ----- opening: settings, data, checkpoint ----- */
@@ -1604,19 +1596,18 @@ static g2z_status g2zr_check_directory(g2z_run *run) {
   G2Z_TRY(g2zr_has(run->services, run_dir, "metrics.jsonl", &is_run)); /* a run's first file */
   is_run |= latest >= 0;
   snprintf(name, sizeof name, G2ZR_CHECKPOINT, latest);
-  const char *const traces[] = {"weights/model.safetensors", "best/model.safetensors",
-                                "RUN_COMPLETE.txt", "training_metrics.json", "metrics.jsonl",
-                                "train.log", "sample.txt", "report.html", name};
+  const char *const traces[] = {"weights/model.safetensors", "RUN_COMPLETE.txt",
+                                "training_metrics.json", "metrics.jsonl", "train.log",
+                                "sample.txt", "report.html", name};
   for (size_t i = 0; i < G2Z_COUNT(traces); i++) {
-    const int ended = latest < 0 && i < 3;
-    if (!ended && (i < 2 || (run->found.continues && is_run))) continue;
+    const int ended = latest < 0 && i < 2;
+    if (!ended && (i < 1 || (run->found.continues && is_run))) continue;
     G2Z_TRY(g2zr_has(run->services, run_dir, traces[i], &there));
     if (there && ended)
       G2Z_REFUSE(run->services, "%.200s holds a run that ended without a checkpoint (%s): choose "
-                 "another --run-dir, or remove it%s%s", run_dir, traces[i], i == 2 ? "" : ". To "
-                 "train its weights further: ", i == 2 ? "" :
-                 g2zr_command(run, 1, "--init-from",
-                              g2z_path_in(run_dir, i ? "best" : "weights").text, text));
+                 "another --run-dir, or remove it%s%s", run_dir, traces[i], i ? "" : ". To train "
+                 "its weights further: ", i ? "" :
+                 g2zr_command(run, 1, "--init-from", g2zr_in(run, "weights").text, text));
     if (there && !is_run)
       G2Z_REFUSE(run->services, "%.200s is not a run directory and holds a %s, which a run would "
                  "replace: choose another --run-dir", run_dir, traces[i]);
@@ -1754,8 +1745,8 @@ static g2z_status g2zr_full_path(g2z_services *services, const char *directory,
 static g2z_status g2zr_open_files(g2z_run *run) {
   const char *weights = run->config.save_weights, *run_dir = run->config.run_dir;
   char home[PATH_MAX] = "", path[PATH_MAX];
-  struct stat info;
-  int there;
+  int64_t linked;
+  int there, other;
   if (run->context->rank != 0) return G2Z_OK;
   if (run_dir) G2Z_TRY(g2zr_full_path(run->services, run_dir, home));
   /* A model in save_weights is replaced only by the run that wrote it. A run recognises its own
@@ -1773,7 +1764,7 @@ static g2z_status g2zr_open_files(g2z_run *run) {
     if (!own) G2Z_TRY(g2zr_check_model(run, weights, "--save-weights"));
     /* A run directory keeps some names, and all paths below them, for itself: docs/formats.md. */
     static const char *const kept[] = {
-        "metrics.jsonl", "training_metrics.json", "train.log", "report.html", "best", "best[.-]*",
+        "metrics.jsonl", "training_metrics.json", "train.log", "report.html", "best", "best.*",
         "sample.txt", "events.out.tfevents.*", "step-*", G2ZR_ORIGIN, "launcher_metadata.json",
         "tuning.txt", "profiles", "nccl_*", "topo.txt", "ibstat.txt", "RUN_FAILED.json",
         "flight_rank_*", "RUN_COMPLETE.txt"};
@@ -1789,12 +1780,10 @@ static g2z_status g2zr_open_files(g2z_run *run) {
     }
   }
   if (run->config.keep_best) {
-    const g2z_path best = g2zr_in(run, "best");
-    if (!run->found.continues) G2Z_TRY(g2zr_check_model(run, best.text, "--run-dir"));
-    G2Z_TRY(g2z_is_there(run->services, best.text, &there));
-    if (there && (stat(best.text, &info) != 0 || !S_ISDIR(info.st_mode)))
-      G2Z_REFUSE(run->services, "%.400s is not a directory, but --keep-best writes one of this "
-                 "name: remove or rename it", best.text);
+    G2Z_TRY(g2zr_linked(run, &linked, &other));
+    if (other && access(g2zr_in(run, "best").text, F_OK) == 0) /* else it leads to nothing */
+      G2Z_REFUSE(run->services, "%.400s/best is no link to a checkpoint of this run, but --keep-best "
+                 "makes one of this name: remove or rename it", run_dir);
   }
   if (weights) {
     G2Z_TRY(g2zr_try_weights(run, weights));
@@ -1806,7 +1795,6 @@ static g2z_status g2zr_open_files(g2z_run *run) {
   if (!run_dir) return G2Z_OK;
   G2Z_TRY(g2z_make_directory(run->services, run_dir));
   if (run->lock < 0) G2Z_TRY(g2z_lock_directory(run->services, run_dir, &run->lock));
-  if (run->config.keep_best) G2Z_TRY(g2zr_try_weights(run, g2zr_in(run, "best").text));
   g2zr_stream *const logs[] = {&run->metrics, &run->log};
   G2Z_TRY(g2zr_stream_open(run, &run->metrics, "metrics.jsonl", run->sum.metrics_bytes));
   G2Z_TRY(g2zr_stream_open(run, &run->log, "train.log", run->sum.log_bytes));
@@ -1913,9 +1901,6 @@ static void g2zr_introduce(g2z_run *run) {
     g2z_log(run->services, G2Z_LOG_WARNING, "the validation tokens changed since the checkpoint, "
             "or --seq did: the lowest loss so far, %.4f of step %.0f, belongs to the old ones. A "
             "new comparison begins", run->sum.best_val_loss, run->sum.best_step);
-  else if (run->config.keep_best && run->kept.best_step > (double)run->resumed)
-    G2ZR_SAY(run, "%s/best keeps the weights of step %.0f until a validation finds less than their "
-             "loss, %.4f", run->config.run_dir, run->kept.best_step, run->kept.best_val_loss);
   if (run->config.run_dir) G2ZR_SAY(run, "run directory: %s", run->config.run_dir);
   if (run->resume) {
     int64_t length;
@@ -1935,18 +1920,14 @@ static void g2zr_introduce(g2z_run *run) {
 static g2z_status g2zr_forget_end(g2z_run *run) {
   G2Z_TRY(g2zr_tell_failure(run, &run->held));
   if (run->context->rank != 0 || !run->found.continues) return G2Z_OK;
-  /* A save or a removal that was killed leaves a directory "step-N.partial" or of the best. */
-  static const char *const left[] = {".partial", G2ZR_FRESH};
-  int64_t step;
-  for (int i = 0; i < 2; i++)
-    for (step = INT64_MAX; g2zr_latest(run, left[i], step, &step) == G2Z_OK && step >= 0;) {
-      const g2z_path path = g2zr_checkpoint(run, step, left[i]);
-      if (!g2z_checkpoint_remove(path.text)) g2zr_stays(run, path.text);
-    }
-  const g2z_path old = g2zr_in(run, "best.partial"); /* g2zr_restore_kept may need it */
-  if (run->config.keep_best && !g2z_checkpoint_remove(old.text)) g2zr_stays(run, old.text);
+  /* A save or a removal that was killed leaves a directory "step-N.partial". */
+  for (int64_t step = INT64_MAX;
+       g2zr_latest(run, ".partial", step, &step) == G2Z_OK && step >= 0;) {
+    const g2z_path path = g2zr_checkpoint(run, step, ".partial");
+    if (!g2z_checkpoint_remove(path.text)) g2zr_stays(run, path.text);
+  }
   /* Damaged checkpoints get names that a resume does not look for. */
-  for (step = INT64_MAX; run->damaged;) {
+  for (int64_t step = INT64_MAX; run->damaged;) {
     G2Z_TRY(g2zr_latest(run, "", step, &step));
     if (step <= run->resumed) break;
     const g2z_path path = g2zr_checkpoint(run, step, ""),
@@ -1959,10 +1940,27 @@ static g2z_status g2zr_forget_end(g2z_run *run) {
   return G2Z_OK;
 }
 
+/* Rank 0: removes the link best if it leads to nothing: its checkpoint was set aside, or is gone. */
+static g2z_status g2zr_check_best(g2z_run *run) {
+  const g2z_path best = g2zr_in(run, "best");
+  char was[256] = "";
+  int64_t linked;
+  int other;
+  G2Z_TRY(g2zr_linked(run, &linked, &other));
+  if (linked < 0 && !(other && run->config.keep_best)) return G2Z_OK;
+  if (access(best.text, F_OK) == 0 || errno != ENOENT) return G2Z_OK;
+  if (readlink(best.text, was, sizeof was - 1) < 0 || unlink(best.text) != 0)
+    return g2z_fail_file(run->services, errno, "remove the link", best.text);
+  g2z_log(run->services, G2Z_LOG_WARNING, "%s is removed: it was a link to %s, which is not there",
+          best.text, g2z_tame(was));
+  return G2Z_OK;
+}
+
 /* Rank 0: removes the traces of faults of earlier starts, and writes launcher_metadata.json. */
 static g2z_status g2zr_write_launch(g2z_run *run) {
   const char *run_dir = run->config.run_dir;
   if (run->context->rank != 0 || !run_dir) return G2Z_OK;
+  G2Z_TRY(g2zr_check_best(run));
   unlink(g2zr_in(run, "RUN_FAILED.json").text);
   /* Ranks that were killed while they reported a fault leave .partial files. */
   DIR *directory = opendir(run_dir);
@@ -2063,14 +2061,11 @@ static g2z_status g2zr_open(g2z_run *run) {
   }
   if (config.profile) G2Z_TRY(g2zr_agree(run, g2z_device_time_spans(run->trainer->device)));
   g2zr_totals *sum = &run->sum;
-  run->kept.val_data = NAN;
   sum->best_val_loss = sum->best_loss = sum->best_step = sum->target_step = NAN;
   sum->target_tokens = sum->target_s = NAN;
-  const int own = run->found.own, kept = own && run->context->rank == 0;
+  const int own = run->found.own;
   status = own && run->from.note ? g2zr_restore(run) : g2zr_begin_epoch(run, 0);
-  if (status == G2Z_OK && kept) g2zr_restore_kept(run);
   G2Z_TRY(g2zr_agree(run, status));
-  G2Z_TRY(g2z_ranks_broadcast(run->context->ranks, &run->kept, sizeof run->kept));
   if (sum->target_loss != (double)config.target_loss)
     sum->target_step = sum->target_tokens = sum->target_s = NAN;
   sum->target_loss = (double)config.target_loss;
@@ -2080,6 +2075,7 @@ static g2z_status g2zr_open(g2z_run *run) {
   run->saved = own ? run->resumed : -1;
   run->step = run->resumed;
   run->due = own ? (int)run->sum.due : run->steps == 0 ? every | end : 0;
+  if (own) run->due |= G2ZR_DUE_BEST; /* a kill may have come before the link was made */
   run->epoch_ends |= own && (run->due & G2ZR_DUE_EPOCH_END) != 0;
   if (own && run->from.note && run->epoch[run->epoch_count - 1].steps == 0)
     run->epoch_ends = 0; /* the saving run had ended it, and begun the next one */
@@ -2139,8 +2135,6 @@ G2Z_API void g2z_run_free(g2z_run *run) {
   if (!run) return;
   if (run->services->listener == run) run->services->also = NULL;
   if (run->trainer) rmdir(run->weights); /* only if they are still empty */
-  if (run->trainer && run->config.keep_best && run->context->rank == 0)
-    rmdir(g2zr_in(run, "best").text);
   g2zr_close(run);
   for (int i = 0; i < 2; i++) {
     g2zr_stream *stream = i ? &run->log : &run->metrics;
@@ -2316,17 +2310,23 @@ static g2z_status g2zr_save_state(g2z_run *run, const char *path) {
   return G2Z_OK;
 }
 
-/* Rank 0: removes the checkpoints before this step's, except the last `keep` - 1, the best, and
- * those from before the run became unsound. A checkpoint is first renamed to .partial, so that a
- * half removed one is not taken for a checkpoint. */
+/* Rank 0: removes the checkpoints before this step's, except the last `keep` - 1, the best one, the
+ * one that the link best names, and those from before the run became unsound. A checkpoint is first
+ * renamed to .partial, so that a half removed one is not taken for a checkpoint. */
 static void g2zr_prune(g2z_run *run) {
-  int64_t old = run->config.keep > 0 && run->metrics.file >= 0 ? run->step : -1;
+  int64_t linked, old = run->config.keep > 0 && run->metrics.file >= 0 ? run->step : -1;
+  int other;
   for (int i = 1; old >= 0; i++) {
-    if (g2zr_latest(run, "", old, &old) != G2Z_OK) /* the run can continue */
+    g2z_status status = g2zr_linked(run, &linked, &other);
+    if (status == G2Z_OK) status = g2zr_latest(run, "", old, &old);
+    if (status != G2Z_OK) { /* the run can continue */
       g2z_log(run->services, G2Z_LOG_WARNING, "cannot remove old checkpoints: %s",
               run->services->error);
+      break;
+    }
     if ((double)old < run->sum.unsound || old < 0) break;
-    if (i < run->config.keep || (run->config.keep_best && (double)old == run->sum.best_step))
+    if (i < run->config.keep || old == linked ||
+        (run->config.keep_best && (double)old == run->sum.best_step))
       continue;
     const g2z_path path = g2zr_checkpoint(run, old, ""),
                    partial = g2zr_checkpoint(run, old, ".partial");
@@ -2384,53 +2384,33 @@ static g2z_status g2zr_save_weights(g2z_run *run, const char *directory) {
   return g2z_trainer_save_weights(run->trainer, directory);
 }
 
-/* 1 if the weights in best were chosen by a validation over the same tokens as best_val_loss. */
-static int g2zr_comparable(const g2z_run *run) {
-  return run->kept.val_data == run->sum.val_data && run->kept.val_tokens == run->sum.val_tokens;
-}
-
-/* Removes weights that were the best. If they belong to other tokens, or other files are there, the
- * directory moves to best-N instead. */
-static g2z_status g2zr_retire_best(g2z_run *run, const char *old, int removes) {
-  const char *run_dir = run->config.run_dir;
-  g2z_path aside = g2z_path_in(run_dir, "best-1");
-  if (removes) g2z_checkpoint_remove(old);
-  if (rmdir(old) == 0 || errno == ENOENT) return G2Z_OK;
-  for (int i = 2; access(aside.text, F_OK) == 0; i++) aside = g2z_path_in(run_dir, "best-%d", i);
-  G2ZR_SAY(run, "%s/best moves to %s: %s", run_dir, aside.text, removes ? "it has other files" :
-           isnan(run->kept.val_data) ? "its loss is not known" : "its loss was measured over other "
-           "validation tokens");
-  return rename(old, aside.text) == 0 ? G2Z_OK
-                                      : g2z_fail_file(run->services, errno, "rename", old);
-}
-
-/* Rank 0: gives new weights the name best. The earlier ones stay, as best.partial, until then. */
-static g2z_status g2zr_place_best(g2z_run *run, const char *fresh) {
-  const g2z_path best = g2zr_in(run, "best"), old = g2zr_in(run, "best.partial");
-  G2Z_TRY(g2z_json_write(run->services, g2z_path_in(fresh, "note.json").text, g2zr_put_note, run));
-  G2Z_TRY(g2zr_retire_best(run, old.text, 1)); /* left by a kill */
-  if (!g2zr_comparable(run)) G2Z_TRY(g2zr_retire_best(run, best.text, 0));
-  if (rename(best.text, old.text) != 0 && errno != ENOENT)
-    return g2z_fail_file(run->services, errno, "rename", best.text);
-  if (rename(fresh, best.text) == 0) return g2zr_retire_best(run, old.text, 1);
-  g2z_status status = g2z_fail_file(run->services, errno, "rename", fresh);
-  rename(old.text, best.text);
-  return status;
-}
-
-/* Makes this step's weights the best, unless better ones are there: a resume from an earlier
- * checkpoint does not know them. The new directory has a name of its own while it is written: over
- * NFS, a host may take an earlier file for the new one of the same name. */
-static g2z_status g2zr_keep_best(g2z_run *run) {
-  const g2z_path fresh = g2zr_checkpoint(run, run->step, G2ZR_FRESH);
-  if (g2zr_comparable(run) && run->kept.best_val_loss < run->sum.best_val_loss) return G2Z_OK;
-  g2z_status status = g2zr_save_weights(run, fresh.text);
-  const int saved = status == G2Z_OK, first = run->context->rank == 0; /* all ranks agree on it */
-  if (first && saved) status = g2zr_place_best(run, fresh.text);
-  if (first && status != G2Z_OK) g2z_checkpoint_remove(fresh.text);
-  if (saved) status = g2zr_agree(run, status);
-  if (status == G2Z_OK) run->kept = run->sum;
-  return status;
+/* Rank 0: makes best a link to the checkpoint of the lowest validation loss, if that was saved. The
+ * link names the directory alone, so that a run can be moved. Then removes the earlier best. If the
+ * file system has no links, the run goes without: the checkpoint itself stays. */
+static void g2zr_link_best(g2z_run *run) {
+  const g2z_path best = g2zr_in(run, "best"), partial = g2zr_in(run, "best.partial");
+  int64_t linked;
+  int there = 0, other;
+  if (run->metrics.file < 0 || isnan(run->sum.best_step)) return;
+  const int64_t step = (int64_t)run->sum.best_step;
+  g2z_status status = g2zr_linked(run, &linked, &other);
+  if (status == G2Z_OK && linked == step) return;
+  if (status == G2Z_OK)
+    status = g2z_is_there(run->services, g2zr_checkpoint(run, step, "").text, &there);
+  if (status == G2Z_OK && !there) return;
+  if (other) status = g2z_fail(run->services, G2Z_IO, "%.1000s is no link to a checkpoint",
+                               best.text);
+  char name[64];
+  snprintf(name, sizeof name, G2ZR_CHECKPOINT, step);
+  unlink(partial.text); /* left by a kill, or somebody's link: neither is followed */
+  if (status == G2Z_OK &&
+      (symlink(name, partial.text) != 0 || rename(partial.text, best.text) != 0))
+    status = g2z_fail_file(run->services, errno, "make the link", best.text);
+  if (status != G2Z_OK && !run->unlinked)
+    g2z_log(run->services, G2Z_LOG_WARNING, "%s. The best weights are in %s", run->services->error,
+            g2zr_checkpoint(run, step, "").text);
+  run->unlinked |= status != G2Z_OK;
+  g2zr_prune(run);
 }
 
 /* Completes the last epoch. If the epoch had ended before a resume, it keeps its time. */
@@ -2642,17 +2622,19 @@ static g2z_status g2zr_finish(g2z_run *run) {
                run->sum.target_step, run->sum.target_tokens, g2zr_duration(run->sum.target_s).text);
     else if (target > 0) G2ZR_SAY(run, "target loss %g: not reached", target);
     if (run_dir) G2ZR_SAY(run, "curves: %s/report.html", run_dir);
-    if (run_dir && !isnan(run->sum.best_step)) {
-      const int known = g2zr_comparable(run), keeps = run->config.keep_best;
-      if (keeps && known && run->kept.best_val_loss <= run->sum.best_val_loss)
-        G2ZR_SAY(run, "best weights: %s/best, of step %.0f, validation loss %.4f", run_dir,
-                 run->kept.best_step, run->kept.best_val_loss);
-      else if (keeps)
-        G2ZR_SAY(run, "best weights: not in %s/best; the lowest loss is of step %.0f", run_dir,
+    if (run->config.keep_best && !isnan(run->sum.best_step)) {
+      int64_t linked;
+      int other;
+      const g2z_path kept = g2zr_checkpoint(run, (int64_t)run->sum.best_step, "");
+      const int is_best = g2zr_linked(run, &linked, &other) == G2Z_OK &&
+                          (double)linked == run->sum.best_step;
+      if (is_best || access(kept.text, F_OK) == 0)
+        G2ZR_SAY(run, "best weights: %s, of step %.0f, validation loss %.4f",
+                 is_best ? g2zr_in(run, "best").text : kept.text, run->sum.best_step,
+                 run->sum.best_val_loss);
+      else
+        G2ZR_SAY(run, "best weights: not kept; the lowest loss is of step %.0f",
                  run->sum.best_step);
-      else if (known && run->kept.best_val_loss > run->sum.best_val_loss)
-        G2ZR_SAY(run, "%s/best holds step %.0f, validation loss %.4f: --keep-best was not given "
-                 "since", run_dir, run->kept.best_step, run->kept.best_val_loss);
     }
   }
   if (reports && saved) {
@@ -2711,10 +2693,7 @@ static g2z_status g2zr_due(g2z_run *run, g2z_run_event *event, int *shown) {
     }
     case G2ZR_DUE_SAVE: G2Z_TRY(g2zr_save(run, event)); break;
     case G2ZR_DUE_WEIGHTS: G2Z_TRY(g2zr_save_weights(run, run->config.save_weights)); break;
-    case G2ZR_DUE_BEST:
-      G2Z_TRY(g2zr_keep_best(run));
-      g2zr_prune(run); /* the checkpoint that was the best until now */
-      break;
+    case G2ZR_DUE_BEST: g2zr_link_best(run); break;
     case G2ZR_DUE_STOP:
       if (!run->finished) G2Z_TRY(g2zr_stop(run));
       run->finished = 1;
@@ -2894,7 +2873,7 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   SWITCH("save-epochs", run.save_epochs, "save at the end of each epoch")                         \
   FLAG("keep", INT, run.keep, 0, 2147483647, "N", "number of checkpoints to keep; 0: all")        \
   SWITCH("keep-best", run.keep_best,                                                              \
-         "also keep the checkpoint of the lowest validation loss, its weights in RUN_DIR/best; "  \
+         "also keep the checkpoint of the lowest validation loss, and RUN_DIR/best links to it; " \
          "with --save-every but no --keep, earlier ones stay")                                    \
   PLAIN("resume", TEXT, run.resume, "latest|DIR",                                                 \
        "continue from a checkpoint: DIR, or the newest in --run-dir")                             \

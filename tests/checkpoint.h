@@ -213,7 +213,7 @@ static void test_checkpoint_data(g2z_test *t) {
 
 static void test_checkpoint_damage(g2z_test *t) {
   static const char *const names[] = {"trainer_state.json", "config.json", "model.safetensors",
-                                      "optimizer.safetensors", "CHECKSUMS"};
+                                      "optimizer.state", "CHECKSUMS"};
   float losses[16] = {0}, after[16] = {0};
   g2z_train_config config = test_config_of(1, 1, 8, 8, 61);
   g2z_trainer *trainer;
@@ -259,10 +259,10 @@ static void test_checkpoint_damage(g2z_test *t) {
 
 static void test_checkpoint_refused(g2z_test *t) {
 #define STATE "trainer_state.json"
-#define OPTIMIZER "optimizer.safetensors"
+#define OPTIMIZER "optimizer.state"
   /* `from` becomes `to` in a file, and the checksums in `sign` are updated. */
   static const struct { const char *name, *from, *to, *sign, *says; } changes[] = {
-      {STATE, "\"version\": 3", "\"version\": 7", NULL, "has version=7 of the format"},
+      {STATE, "\"version\": 4", "\"version\": 7", NULL, "has version=7 of the format"},
       {STATE, "\"normed\": ", "\"normed\":-", STATE, "it is damaged"},
       {STATE, "gpt2_zero ch", "gpt3_zero ch", NULL,
        "like the state of a checkpoint: it is damaged, or another kind of file; copy the "},

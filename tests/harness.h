@@ -396,8 +396,8 @@ static void test_files_unlimit(const struct rlimit *before) {
 static int test_interrupts;
 static struct {
   const char *name;      /* the end of the file's path; NULL: none fails */
-  int stat;              /* 1: stat(), 0: write(), which writes half of the bytes first */
-  int at;                /* the call that fails, counted from 1; */
+  enum { TEST_WRITE, TEST_STAT, TEST_SYMLINK } call; /* a write() first writes half of its bytes */
+  int at;                /* the call that fails, counted from 1; 0: all; */
   int seen;              /* the calls so far */
   int error;
 } test_fault;
@@ -411,10 +411,11 @@ static int test_interrupted(void) {
 
 static size_t test_some(size_t count) { return test_interrupts ? count / 2 + count % 2 : count; }
 
-static int test_fails(const char *path, int is_stat) {
+static int test_fails(const char *path, int call) {
   const size_t bytes = strlen(path), end = test_fault.name ? strlen(test_fault.name) : 0;
-  if (!end || test_fault.stat != is_stat || bytes < end ||
-      strcmp(path + bytes - end, test_fault.name) != 0 || ++test_fault.seen != test_fault.at)
+  if (!end || (int)test_fault.call != call || bytes < end ||
+      strcmp(path + bytes - end, test_fault.name) != 0 ||
+      (++test_fault.seen != test_fault.at && test_fault.at > 0))
     return 0;
   errno = test_fault.error;
   return 1;
@@ -423,7 +424,8 @@ static int test_fails(const char *path, int is_stat) {
 static ssize_t test_write(int file, const void *from, size_t count) {
   char link[64], path[PATH_MAX] = "";
   snprintf(link, sizeof link, "/proc/self/fd/%d", file);
-  if (test_fault.name && readlink(link, path, sizeof path - 1) > 0 && test_fails(path, 0)) {
+  if (test_fault.name && readlink(link, path, sizeof path - 1) > 0 &&
+      test_fails(path, TEST_WRITE)) {
     syscall(SYS_write, file, from, count / 2);
     errno = test_fault.error;
     return -1;
@@ -433,7 +435,12 @@ static ssize_t test_write(int file, const void *from, size_t count) {
 
 int test_call_stat(const char *path, struct stat *out) __asm__("stat");
 int test_call_stat(const char *path, struct stat *out) {
-  return test_fails(path, 1) ? -1 : fstatat(AT_FDCWD, path, out, 0);
+  return test_fails(path, TEST_STAT) ? -1 : fstatat(AT_FDCWD, path, out, 0);
+}
+
+int test_call_symlink(const char *to, const char *path) __asm__("symlink");
+int test_call_symlink(const char *to, const char *path) {
+  return test_fails(path, TEST_SYMLINK) ? -1 : symlinkat(to, AT_FDCWD, path);
 }
 
 #define INTERRUPTED(result, name, parameters, call)                                  \

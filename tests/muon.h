@@ -692,7 +692,7 @@ static void test_muon_files(g2z_test *t) {
   test_saved_steps(t, trainer, 2, losses, NULL);
   CHECK_OK(t, g2z_trainer_save(trainer, at));
   const size_t P = trainer->plan->parameters;
-  text = test_file(t, test_at(t, "zeros/optimizer.safetensors"), &bytes);
+  text = test_file(t, test_at(t, "zeros/optimizer.state"), &bytes);
   v = (float *)test_memory(t, P * sizeof *v);
   if (bytes > P * sizeof(float)) memcpy(v, text + bytes - P * sizeof(float), P * sizeof(float));
   test_tensors(t, trainer->plan, muon_filed, v);
