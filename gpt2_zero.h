@@ -4963,6 +4963,8 @@ G2Z__PRIVATE int g2z__loader_by_name(const void *a, const void *b) {
 G2Z__PRIVATE g2z_status g2z__shards_find(g2z_services *services, const char *given, glob_t *found) {
   struct stat info;
   int is_name = stat(given, &info) == 0; /* "data[1].bin": every character stands for itself */
+  if (!is_name && errno != ENOENT && errno != ENOTDIR) /* glob would call it missing */
+    return g2z_fail_file(services, errno, "read", given);
   char *pattern;
   G2Z_TRY(G2Z_NEW(services, 2 * strlen(given) + 1, &pattern));
   char *end = pattern;

@@ -485,6 +485,8 @@ static void test_loader_refused(g2z_test *t) {
   }
   config.glob = t->directory;
   LOADER_REFUSES(t, &config, G2Z_IO, "is a directory, not a token shard");
+  config.glob = test_text("%0300d.bin", 0); /* like a directory without permission */
+  LOADER_REFUSES(t, &config, G2Z_IO, "0.bin: File name too long");
   config.glob = "/dev/null";
   LOADER_REFUSES(t, &config, G2Z_IO, "no regular file");
   for (int null = 0; null < 2; null++) {
