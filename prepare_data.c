@@ -448,7 +448,8 @@ static g2z_status read_chunk(reader *r, job *j, int *end) {
     if (j->open) break;
   }
   r->open = j->open;
-  return j->open ? G2Z_OK : keep_rest(r, j, usable);
+  if (j->open) return G2Z_OK;
+  return keep_rest(r, j, usable);
 }
 
 /* F as the user typed it: the float 0.1f is slightly more than 0.1. */
@@ -613,14 +614,12 @@ static g2z_status place_error(worker *w, const segment *s, g2z_status status) {
 static g2z_status encode_part(worker *w, job *j, const segment *s, const char *text, size_t bytes,
                               g2z_tokens *out) {
   const options *o = w->o;
-  const int continues = j->open && !s->ends;
   int flags = o->strict ? G2Z_ENCODE_STRICT : G2Z_ENCODE_DEFAULT;
   if (o->allow_special) flags |= G2Z_ENCODE_ALLOW_SPECIAL;
-  if (w->trainer)
-    return continues ? g2z_bpe_trainer_feed_part(w->trainer, text, bytes, flags, &j->used)
-                     : g2z_bpe_trainer_feed(w->trainer, text, bytes, flags);
-  return continues ? g2z_encode_part(w->encoder, text, bytes, flags, out, &j->used)
-                   : g2z_encode(w->encoder, text, bytes, flags, out);
+  size_t *used = NULL; /* the text is complete */
+  if (j->open && !s->ends) used = &j->used;
+  if (w->trainer) return g2z_bpe_trainer_feed_part(w->trainer, text, bytes, flags, used);
+  return g2z_encode_part(w->encoder, text, bytes, flags, out, used);
 }
 
 static g2z_status encode_segment(worker *w, job *j, segment *s, g2z_tokens *out) {
@@ -758,7 +757,8 @@ static g2z_status find_set(g2z_services *services, const options *o, const sourc
   struct stat there, input;
   int64_t index;
   *count = 0;
-  if (!directory) return errno == ENOENT ? G2Z_OK : g2z_fail_file(services, errno, "list", o->out);
+  if (!directory && errno == ENOENT) return G2Z_OK;
+  if (!directory) return g2z_fail_file(services, errno, "list", o->out);
   g2z_status status = G2Z_OK;
   for (struct dirent *entry; status == G2Z_OK;) {
     errno = 0;
@@ -1027,7 +1027,8 @@ static g2z_status pool_run(pool *p, const options *o, const g2z_tokenizer *token
     if (status != G2Z_OK)
       memcpy(to->services->error, p->workers[i].services.error, G2Z_ERROR_BYTES);
   }
-  return status == G2Z_OK ? p->status : status;
+  if (status != G2Z_OK) return status;
+  return p->status;
 }
 
 static g2z_status encode_sources(g2z_services *services, const options *o,
@@ -1101,7 +1102,8 @@ static g2z_status read_at(g2z_services *services, const char *path, uint64_t off
   int error = errno;
   if (file >= 0) close(file);
   *got = some < 0 ? 0 : (size_t)some;
-  return some < 0 ? g2z_fail_file(services, error, "read", path) : G2Z_OK;
+  if (some < 0) return g2z_fail_file(services, error, "read", path);
+  return G2Z_OK;
 }
 
 /* Finds the start of the last `fraction` of a text: at a character, and not inside CR LF. */
@@ -1200,7 +1202,8 @@ static g2z_status name_files(const options *o, output *to, const g2z_tokenizer *
   const int64_t more[] = {shards[TRAIN] + !shards[TRAIN], shards[VAL] + !shards[VAL]};
   if (old) TRY(find_set(to->services, o, NULL, 0, more, &old, path));
   for (size_t i = to->count; i-- > 0;) TRY(g2z_shard_writer_commit(to->shards[i]));
-  return guarded ? find_set(to->services, o, NULL, 0, shards, &old, path) : G2Z_OK;
+  if (guarded) return find_set(to->services, o, NULL, 0, shards, &old, path);
+  return G2Z_OK;
 }
 
 /* Writes all files to the disk, then names them. If there was no old set, a failure leaves none. */
@@ -1310,7 +1313,8 @@ static g2z_status encode_filter(g2z_services *services, const options *o,
   shown.begin = g2z_seconds();
   TRY(encode_sources(services, o, tokenizer, &input, 1, &to, &shown));
   putchar('\n');
-  return fflush(stdout) == 0 && !ferror(stdout) ? G2Z_OK : fail_output(services);
+  if (fflush(stdout) != 0 || ferror(stdout)) return fail_output(services);
+  return G2Z_OK;
 }
 
 static g2z_status decode_filter(g2z_services *services, const g2z_tokenizer *tokenizer) {
@@ -1341,7 +1345,8 @@ static g2z_status decode_filter(g2z_services *services, const g2z_tokenizer *tok
     count = 0;
   }
   if (ferror(stdin)) return g2z_fail_file(services, errno, "read", "standard input");
-  return fflush(stdout) == 0 ? G2Z_OK : fail_output(services);
+  if (fflush(stdout) != 0) return fail_output(services);
+  return G2Z_OK;
 }
 
 /* ----- main -------------------------------------------------------------- */

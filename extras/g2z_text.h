@@ -139,7 +139,8 @@ G2Z_API g2z_status g2z_bpe_trainer_create(g2z_services *services, g2z_bpe_traine
 /* Counts the pieces that g2z_encode makes of a complete document. A call that fails counts none. */
 G2Z_API g2z_status g2z_bpe_trainer_feed(g2z_bpe_trainer *trainer, const void *text, size_t bytes,
                                         int flags);
-/* Counts the pieces that g2z_encode_part makes of the first *used bytes. */
+/* Counts the pieces that g2z_encode_part makes of the first *used bytes. used NULL: the text is
+ * complete. */
 G2Z_API g2z_status g2z_bpe_trainer_feed_part(g2z_bpe_trainer *trainer, const void *text,
                                              size_t bytes, int flags, size_t *used);
 /* Adds the counts of `other`, which another thread may have fed. A call that fails adds none. */
@@ -1835,7 +1836,8 @@ G2Z_API g2z_status g2z_text_open(g2z_services *services, const char *path, g2z_t
   if (is_stdin) out->file = dup(STDIN_FILENO);
   else G2Z_RETRY(out->file, open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC));
   if (out->file < 0) return g2z_fail_file(services, errno, "read", out->label);
-  return out->unpack ? g2zt_unpack(services, path, out) : G2Z_OK;
+  if (out->unpack) return g2zt_unpack(services, path, out);
+  return G2Z_OK;
 }
 
 G2Z_API g2z_status g2z_text_end(g2z_services *services, g2z_text_file *text, uint64_t bytes) {
