@@ -350,6 +350,8 @@ static const g2z_test_entry test_table[] = {
     {"run_goes_on", "a run that continues drops its end report", test_run_goes_on},
     {"run_stop", "a stop saves; interrupted calls change nothing", test_run_stop},
     {"run_faults", "a call that fails on a log loses no line", test_run_faults},
+    {"run_note", "a note with impossible numbers is refused", test_run_note},
+    {"run_targets_resumed", "targets stay with their tokens", test_run_targets_resumed},
     {"run_linkless", "a file system without links keeps the best", test_run_linkless},
     {"train_removed", "a run whose files are removed under it fails", test_train_removed},
     {"train_unread", "a console that is closed or that nobody reads", test_train_unread},

@@ -252,62 +252,73 @@ extern "C" {
  * Law: metrics.jsonl and train.log grow line by line, as things happen. Every other file appears
  *      complete or not at all, and RUN_COMPLETE.txt last. */
 
-#define G2ZR_NAME(name) #name,
-#define G2ZR_DOUBLE(name) double name;
+#define G2ZR_NAME(name, kind) #name,
+#define G2ZR_DOUBLE(name, kind) double name;
+#define G2ZR_KIND(name, kind) G2ZR_##kind,
+
+typedef enum g2zr_kind { /* the numbers that a note may have */
+  G2ZR_AMOUNT, /* 0 to 2^53 */
+  G2ZR_WHOLE,  /* the same, without a fraction */
+  G2ZR_STEP,   /* the same, or NaN: none */
+  G2ZR_TIME,   /* as AMOUNT, or NaN: none */
+  G2ZR_REAL    /* any number, or NaN: none */
+} g2zr_kind;
 
 /* Sums over the whole run, however often it was resumed. */
 #define G2ZR_TOTAL_LIST(X)                                                                        \
-  X(wall_s)        /* time of earlier starts */                                                   \
-  X(pause_s)       /* validation, samples and saving */                                           \
-  X(train_s)       /* steps, */                                                                   \
-  X(train_tokens)  /* number of tokens in these steps */                                          \
-  X(steps)         /* number of steps, */                                                         \
-  X(applied)       /* of those that changed the weights, */                                       \
-  X(spikes)        /* and of those that --skip-spikes skipped */                                  \
-  X(best_val_loss) /* NaN: none */                                                                \
-  X(smooth_s)      /* step time, exponentially weighted, */                                       \
-  X(smooth_weight) /* and the sum of the weights */                                               \
-  X(open_s)        /* saved: wall time of the epoch that has not ended */                         \
-  X(metrics_bytes) /* saved: lengths of the two logs, */                                          \
-  X(log_bytes)                                                                                    \
-  X(losses)        /* number of losses in `recent` */                                             \
-  X(best_loss)     /* lowest mean of them at a checkpoint; NaN: none */                           \
-  X(unsound)       /* step of the first checkpoint since the loss rose or steps were skipped; 0:   \
-                    * neither has happened */                                                     \
-  X(due)           /* saved: work left to do after the step, */                                   \
-  X(evaluated)     /* and the number of --eval files scored by then */                            \
-  X(best_step)     /* of best_val_loss */                                                         \
-  X(val_data)      /* what best_val_loss was measured over: g2zr_val_data, */                     \
-  X(val_tokens)    /* and a limit of the targets; 0: there was no validation */                   \
-  X(stale)         /* number of validations since best_step */                                    \
-  X(target_loss)                                                                                  \
-  X(target_step)   /* step, tokens and wall time of the first validation that reached it; */      \
-  X(target_tokens) /* NaN: none did */                                                            \
-  X(target_s)
+  X(wall_s, AMOUNT)       /* time of earlier starts */                                            \
+  X(pause_s, AMOUNT)      /* validation, samples and saving */                                    \
+  X(train_s, AMOUNT)      /* steps, */                                                            \
+  X(train_tokens, WHOLE)  /* number of tokens in these steps */                                   \
+  X(steps, WHOLE)         /* number of steps, */                                                  \
+  X(applied, WHOLE)       /* of those that changed the weights, */                                \
+  X(spikes, WHOLE)        /* and of those that --skip-spikes skipped */                           \
+  X(best_val_loss, REAL)  /* NaN: none */                                                         \
+  X(smooth_s, AMOUNT)     /* step time, exponentially weighted, */                                \
+  X(smooth_weight, AMOUNT) /* and the sum of the weights */                                       \
+  X(open_s, AMOUNT)       /* saved: wall time of the epoch that has not ended */                  \
+  X(metrics_bytes, WHOLE) /* saved: lengths of the two logs, */                                   \
+  X(log_bytes, WHOLE)                                                                             \
+  X(losses, WHOLE)        /* number of losses in `recent` */                                      \
+  X(best_loss, REAL)      /* lowest mean of them at a checkpoint; NaN: none */                    \
+  X(unsound, WHOLE)       /* step of the first checkpoint since the loss rose or steps were       \
+                           * skipped; 0: neither has happened */                                  \
+  X(due, WHOLE)           /* saved: work left to do after the step, */                            \
+  X(evaluated, WHOLE)     /* and the number of --eval files scored by then */                     \
+  X(best_step, STEP)      /* of best_val_loss */                                                  \
+  X(val_data, WHOLE)      /* what best_val_loss was measured over: g2zr_val_data, */              \
+  X(val_tokens, WHOLE)    /* and a limit of the targets; 0: there was no validation */            \
+  X(stale, WHOLE)         /* number of validations since best_step */                             \
+  X(target_loss, REAL)                                                                            \
+  X(target_step, STEP)    /* step, tokens and wall time of the first validation that reached it; */\
+  X(target_tokens, STEP)  /* NaN: none did */                                                     \
+  X(target_s, TIME)
 typedef struct g2zr_totals {
   G2ZR_TOTAL_LIST(G2ZR_DOUBLE)
 } g2zr_totals;
 static const char *const g2zr_total_names[] = {G2ZR_TOTAL_LIST(G2ZR_NAME)};
+static const g2zr_kind g2zr_total_kinds[] = {G2ZR_TOTAL_LIST(G2ZR_KIND)};
 #define G2ZR_RECENT 20 /* losses whose mean shows whether the model got worse */
 
 #define G2ZR_EPOCH_LIST(X)                                                                        \
-  X(index)                                                                                        \
-  X(steps)                                                                                        \
-  X(skipped)                                                                                      \
-  X(tokens)                                                                                       \
-  X(wall_s)        /* with validation, samples and saving; 0: it has not ended */                 \
-  X(train_s)       /* time of its steps, */                                                       \
-  X(data_s)        /* and the part that waited for tokens */                                      \
-  X(loss_sum)      /* over the targets of applied steps, */                                       \
-  X(loss_targets)  /* and their number */                                                         \
-  X(val_loss)      /* the last one; NaN: none */                                                  \
-  X(p50_s)         /* step time */                                                                \
-  X(p95_s)
+  X(index, WHOLE)                                                                                 \
+  X(steps, WHOLE)                                                                                 \
+  X(skipped, WHOLE)                                                                               \
+  X(tokens, WHOLE)                                                                                \
+  X(wall_s, AMOUNT)       /* with validation, samples and saving; 0: it has not ended */          \
+  X(train_s, AMOUNT)      /* time of its steps, */                                                \
+  X(data_s, AMOUNT)       /* and the part that waited for tokens */                               \
+  X(loss_sum, REAL)       /* over the targets of applied steps, */                                \
+  X(loss_targets, WHOLE)  /* and their number */                                                  \
+  X(val_loss, REAL)       /* the last one; NaN: none */                                           \
+  X(p50_s, TIME)          /* step time */                                                         \
+  X(p95_s, TIME)
 typedef struct g2zr_epoch {
   G2ZR_EPOCH_LIST(G2ZR_DOUBLE)
   double started;                    /* g2z_seconds() */
 } g2zr_epoch;
 static const char *const g2zr_epoch_names[] = {G2ZR_EPOCH_LIST(G2ZR_NAME)};
+static const g2zr_kind g2zr_epoch_kinds[] = {G2ZR_EPOCH_LIST(G2ZR_KIND)};
 
 /* A file of rank 0 that is read while it grows line by line. Lines that could not be written wait in
  * `late`. A checkpoint's note contains them, and the resumed run writes them. */
@@ -976,7 +987,7 @@ static void g2zr_put_artifact(void *user, g2z_json_out *out) {
   G2ZR_REAL("best_val_bits_per_byte", g2zr_bits_per_byte(run, run->sum.best_val_loss));
   G2ZR_COUNT("best_val_step", run->sum.best_step);
   G2ZR_COUNT("early_stop_step", run->impatient ? (double)run->step : NAN);
-  G2ZR_REAL("target_loss", run->sum.target_loss > 0 ? g2zr_decimal(config->target_loss) : NAN);
+  G2ZR_REAL("target_loss", run->sum.target_loss > 0 ? g2zr_decimal((float)run->sum.target_loss) : NAN);
   G2ZR_COUNT("target_step", run->sum.target_step);
   G2ZR_COUNT("target_tokens", run->sum.target_tokens);
   G2ZR_REAL("target_seconds", run->sum.target_s);
@@ -1164,17 +1175,22 @@ static void g2zr_put_doubles(g2z_json_out *out, const char *key, const char *con
   g2z_json_end(out, names ? '}' : ']');
 }
 
-/* *json is at the value of a member, which a note always has. */
-static g2z_status g2zr_get(const g2z_object *from, const char *at, g2z_json *json) {
-  if (g2z_object_at(from, at, json)) return G2Z_OK;
-  return g2z_fail(from->services, G2Z_FORMAT, "%.1000s has no %s: begin another run from the "
-                  "checkpoint with --run-dir NEW --resume %.*s", from->path, at,
-                  (int)(strrchr(from->path, '/') - from->path), from->path);
+/* A note without this member, or with another value than it can have. */
+static g2z_status g2zr_bad_note(const g2z_object *note, const char *at) {
+  return g2z_fail(note->services, G2Z_FORMAT, "%.1000s has no %s, or a wrong one: begin another run "
+                  "from the checkpoint with --run-dir NEW --resume %.*s", note->path, at,
+                  (int)(strrchr(note->path, '/') - note->path), note->path);
 }
 
-/* null becomes NaN. */
+/* *json is at the value of a member, which a note always has. */
+static g2z_status g2zr_get(const g2z_object *from, const char *at, g2z_json *json) {
+  return g2z_object_at(from, at, json) ? G2Z_OK : g2zr_bad_note(from, at);
+}
+
+/* Reads numbers, which are used in arithmetic and as integers. null becomes NaN. kinds NULL: any. */
 static g2z_status g2zr_get_doubles(const g2z_object *from, const char *at, const char *const *names,
-                                   double *values, size_t count) {
+                                   const g2zr_kind *kinds, double *values, size_t count) {
+  const double most = 9007199254740992; /* 2^53 */
   char path[64];
   for (size_t i = 0; i < count; i++) {
     g2z_json json, number;
@@ -1182,12 +1198,19 @@ static g2z_status g2zr_get_doubles(const g2z_object *from, const char *at, const
     else snprintf(path, sizeof path, "%s%zu", at, i);
     G2Z_TRY(g2zr_get(from, path, &json));
     values[i] = NAN;
-    if (g2z_json_peek(&json) == 'n') continue;
-    const g2z_json_text text = g2z_json_string(&json);
-    G2Z_TRY(json.status);
-    g2z_json_open(&number, from->services, from->path, text.at, text.bytes);
-    values[i] = g2z_json_number(&number);
-    G2Z_TRY(g2z_json_close(&number));
+    if (g2z_json_peek(&json) != 'n') {
+      const g2z_json_text text = g2z_json_string(&json);
+      G2Z_TRY(json.status);
+      g2z_json_open(&number, from->services, from->path, text.at, text.bytes);
+      values[i] = g2z_json_number(&number);
+      G2Z_TRY(g2z_json_close(&number));
+    }
+    const g2zr_kind kind = kinds ? kinds[i] : G2ZR_REAL;
+    const int whole = kind == G2ZR_WHOLE || kind == G2ZR_STEP;
+    const int none = (kind == G2ZR_STEP || kind == G2ZR_TIME) && isnan(values[i]);
+    if (kind == G2ZR_REAL || none) continue;
+    if (!(values[i] >= 0 && values[i] <= most)) return g2zr_bad_note(from, path);
+    if (whole && values[i] != rint(values[i])) return g2zr_bad_note(from, path);
   }
   return G2Z_OK;
 }
@@ -1262,12 +1285,11 @@ static g2z_status g2zr_restore(g2z_run *run) {
   g2z_json_open(&json, run->services, path.text, note.text, note.bytes);
   g2z_json_skip(&json);
   G2Z_TRY(g2z_json_close(&json));
-  G2Z_TRY(g2zr_get_doubles(&note, "totals.", g2zr_total_names, (double *)&run->sum,
-                           G2Z_COUNT(g2zr_total_names)));
-  G2Z_TRY(g2zr_get_doubles(&note, "recent.", NULL, run->recent, G2ZR_RECENT));
-  if (!(run->sum.losses >= 0 && run->sum.losses <= G2ZR_RECENT))
-    return g2z_fail(run->services, G2Z_FORMAT, "note.json has %g losses, but at most %d are kept",
-                    run->sum.losses, G2ZR_RECENT);
+  G2Z_TRY(g2zr_get_doubles(&note, "totals.", g2zr_total_names, g2zr_total_kinds,
+                           (double *)&run->sum, G2Z_COUNT(g2zr_total_names)));
+  G2Z_TRY(g2zr_get_doubles(&note, "recent.", NULL, NULL, run->recent, G2ZR_RECENT));
+  if (run->sum.losses > G2ZR_RECENT) return g2zr_bad_note(&note, "totals.losses");
+  if (run->sum.due >= 2 * G2ZR_DUE_FINISH) return g2zr_bad_note(&note, "totals.due");
   g2z_object_copy(&note, "weights", run->weights_before, sizeof run->weights_before);
   G2Z_TRY(g2zr_get_late(&note, "metrics_late", &run->metrics));
   G2Z_TRY(g2zr_get_late(&note, "log_late", &run->log));
@@ -1275,13 +1297,11 @@ static g2z_status g2zr_restore(g2z_run *run) {
   for (int has = g2z_object_list(&note, "epochs", &json);
        has && g2z_object_next(&note, &json, &epoch);) {
     G2Z_TRY(g2zr_begin_epoch(run, 0));
-    G2Z_TRY(g2zr_get_doubles(&epoch, "", g2zr_epoch_names,
+    G2Z_TRY(g2zr_get_doubles(&epoch, "", g2zr_epoch_names, g2zr_epoch_kinds,
                              (double *)&run->epoch[run->epoch_count - 1],
                              G2Z_COUNT(g2zr_epoch_names)));
   }
-  if (!run->epoch_count)
-    return g2z_fail(run->services, G2Z_FORMAT, "%.1000s has no epoch: begin another run from the "
-                    "checkpoint with --run-dir NEW --resume %s", path.text, run->resume);
+  if (!run->epoch_count) return g2zr_bad_note(&note, "epochs");
   run->epoch[run->epoch_count - 1].started = g2z_seconds() - run->sum.open_s;
   return G2Z_OK;
 }
@@ -1567,9 +1587,10 @@ static g2z_status g2zr_count_steps(g2z_run *run) {
     run->steps_per_epoch = run->train->steps_per_epoch;
     run->epoch_ends = from->next.epoch > from->epoch; /* 1: less than one step is left */
     if (config->epochs > 0) { /* the rest of the data counts: the global batch may have changed */
-      optimizer->steps = from->step + (config->epochs - from->next.epoch) * run->steps_per_epoch -
-                         from->next.step;
-      if (optimizer->steps < from->step) optimizer->steps = from->step;
+      optimizer->steps = from->step;
+      if (config->epochs > from->next.epoch)
+        optimizer->steps += (config->epochs - from->next.epoch) * run->steps_per_epoch -
+                            from->next.step;
     }
     run->steps = optimizer->steps;
     if (config->max_train_steps > 0 && run->steps > config->max_train_steps)
@@ -1962,11 +1983,12 @@ static g2z_status g2zr_write_launch(g2z_run *run) {
   if (run->context->rank != 0 || !run_dir) return G2Z_OK;
   G2Z_TRY(g2zr_check_best(run));
   unlink(g2zr_in(run, "RUN_FAILED.json").text);
-  /* Ranks that were killed while they reported a fault leave .partial files. */
+  /* A kill leaves .partial files: of ranks that reported a fault, or of TensorBoard's file. */
   DIR *directory = opendir(run_dir);
   for (struct dirent *entry; directory && (entry = readdir(directory)) != NULL;) {
     const char *name = entry->d_name, *end = strstr(name, ".partial");
     if (end && !end[8] && (strncmp(name, "flight_rank_", 12) == 0 ||
+                           strncmp(name, "events.out.tfevents.", 20) == 0 ||
                            strncmp(name, "RUN_FAILED.json", 15) == 0))
       unlink(g2zr_in(run, name).text);
   }
@@ -2066,9 +2088,11 @@ static g2z_status g2zr_open(g2z_run *run) {
   const int own = run->found.own;
   status = own && run->from.note ? g2zr_restore(run) : g2zr_begin_epoch(run, 0);
   G2Z_TRY(g2zr_agree(run, status));
-  if (sum->target_loss != (double)config.target_loss)
+  /* Without --target-loss, as without --val, the run's earlier target stays. */
+  if (config.target_loss > 0 && sum->target_loss != (double)config.target_loss) {
     sum->target_step = sum->target_tokens = sum->target_s = NAN;
-  sum->target_loss = (double)config.target_loss;
+    sum->target_loss = (double)config.target_loss;
+  }
   /* The trainer is at the checkpoint's step. Work is due from the saving run, and from this one. */
   const int every = G2ZR_DUE_VALIDATION | G2ZR_DUE_EVALUATION | G2ZR_DUE_SAMPLE;
   const int end = G2ZR_DUE_EPOCH_END | G2ZR_DUE_FINISH;
@@ -2081,7 +2105,7 @@ static g2z_status g2zr_open(g2z_run *run) {
     run->epoch_ends = 0; /* the saving run had ended it, and begun the next one */
   if (own && run->sum.evaluated < config.eval.count) run->evaluated = (int)run->sum.evaluated;
   if (run->resume && run->epoch_ends) { /* the saving run may have validated here already */
-    const int knew = own && (run->due & G2ZR_DUE_EPOCH_END) && sum->val_tokens > 0;
+    const int knew = own && (run->due & G2ZR_DUE_EPOCH_END) && g2zr_same_tokens(run);
     run->due |= (knew ? 0 : G2ZR_DUE_VALIDATION) | G2ZR_DUE_EPOCH_END |
                 (config.save_epochs && !own ? G2ZR_DUE_SAVE : 0);
   }
@@ -2467,6 +2491,7 @@ static g2z_status g2zr_validate(g2z_run *run, g2z_run_event *event) {
   run->epoch[run->epoch_count - 1].val_loss = loss;
   if (!g2zr_same_tokens(run)) {
     sum->best_val_loss = sum->best_step = NAN;
+    sum->target_step = sum->target_tokens = sum->target_s = NAN;
     sum->stale = 0;
     sum->val_data = g2zr_val_data(run);
     sum->val_tokens = (double)run->val_tokens;
@@ -2589,7 +2614,7 @@ static g2z_status g2zr_finish(g2z_run *run) {
   char loss[48] = "", best[64] = "", skipped[64] = "", more[64], text[1400], word[300];
   const int reports = run->steps > 0 && run->context->rank == 0;
   const char *earlier = run->saved < 0 ? "" : ", or from an earlier checkpoint";
-  const double target = g2zr_decimal(run->config.target_loss);
+  const double target = g2zr_decimal((float)run->sum.target_loss);
   int64_t length;
   const char *flag = g2zr_length(run, &length);
   /* Checkpoint and weights are already saved, and metrics.jsonl shows at which step this began. */

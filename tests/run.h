@@ -1648,6 +1648,66 @@ static void test_run_faults(g2z_test *t) {
     }
 }
 
+/* A note whose checksum is right, but which lacks a number or has an impossible one. */
+static void test_run_note(g2z_test *t) {
+  static const struct { const char *from, *to, *says; } cases[] = {
+      {"\"metrics_bytes\": \"[0-9]*", "\"metrics_bytes\": \"1e300", "no totals.metrics_bytes, or"},
+      {"\"log_bytes\": \"", "\"log_bytes\": \"-", "no totals.log_bytes, or a wrong one: begin "
+       "another run from the checkpoint with --run-dir NEW --resume "},
+      {"\"log_bytes\": \"[0-9]*\"", "\"log_bytes\": null", "no totals.log_bytes, or"},
+      {"\"due\": \"", "\"due\": \"99999", "no totals.due, or"},
+      {"\"evaluated\": \"0", "\"evaluated\": \"0.5", "no totals.evaluated, or"},
+      {"\"best_step\": \"", "\"best_step\": \"-", "no totals.best_step, or"},
+      {"\"stale\"", "\"stall\"", "no totals.stale, or"},
+      {"\"log_late\"", "\"log_last\"", "no log_late, or"},
+      {"\"wall_s\": \"", "\"wall_s\": \"-", "no totals.wall_s, or"},
+      {"\"skipped\": \"0", "\"skipped\": \"1e19", "no skipped, or"}};
+  test_run_setup s = test_run_saves(t, "run");
+  test_run_seen seen;
+  test_run_well(t, &s);
+  test_sh(t, "cp run/step-000008/note.json run/step-000008/CHECKSUMS .");
+  s.config.resume = "latest";
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    test_sh(t, "cp note.json CHECKSUMS run/step-000008 && cd run/step-000008 && "
+               "sed -i '0,/%s/s//%s/' note.json && ! cmp -s note.json ../../note.json && "
+               "sed -i \"s/ [0-9]* 0 note.json/ $(wc -c < note.json) 0 note.json/\" CHECKSUMS",
+            cases[i].from, cases[i].to);
+    test_saved_sign(t, test_at(t, "run/step-000008"), "note.json");
+    CHECK_FORMAT(t, test_run_all(t, &s.config, &seen), cases[i].says);
+  }
+}
+
+/* What a run knows of its validations stays over resumes while the validation tokens are the same:
+ * with other tokens the lowest loss and the target are those of the other tokens. */
+static void test_run_targets_resumed(g2z_test *t) {
+  test_run_setup s = test_run_busy(t, "run");
+  test_run_well(t, &s);
+  CHECK_HAS(t, test_read(t, "run/training_metrics.json"), "\"target_step\": 8,");
+  const char *left = "run/events.out.tfevents.0000000001.host.partial";
+  test_sh(t, "touch %s", left); /* by a kill */
+  s.config.resume = "latest";
+  for (int turn = 0; turn < 3; turn++) { /* no --val; other tokens; no --val again */
+    test_run_setup next = s;
+    next.config.train.optimizer.steps = 14 + 2 * turn;
+    if (turn == 1) next.config.max_val_steps = next.config.val_every = 1;
+    else {
+      next.config.val_glob = NULL;
+      next.config.target_loss = 0;
+      next.config.keep_best = 0;
+      next.config.patience = next.config.val_every = 0;
+    }
+    test_run_well(t, &next);
+    const char *text = test_read(t, "run/training_metrics.json");
+    const double target = test_number(t, text, "\"target_step\": ");
+    const double best = test_number(t, text, "\"best_val_step\": ");
+    FAIL_IF(t, (turn ? target <= 14 : target != 8) || (best > 14) != (turn > 0),
+            "start %d: target reached at step %g, best at %g", turn, target, best);
+    CHECK_HAS(t, text, "\"target_loss\": 4,");
+    CHECK_HAS(t, test_read(t, "run/train.log"), test_text("reached at step %.0f, after", target));
+    CHECK(t, !test_there(t, left));
+  }
+}
+
 /* A file system without symbolic links: one warning, and the best checkpoint stays. */
 static void test_run_linkless(g2z_test *t) {
   test_run_setup s = test_run_busy(t, "run");
