@@ -114,7 +114,7 @@
  *                                                        take over half as much as activations
  *       wte's gradient, fp32                 0.144 GiB   if the others are not fp32, and chunks or
  *                                                        micro-steps > 1, or world x N > 2/3 Vp
- *     scratch of the ops                     0.289 GiB   plus CUDA's context, about 0.5 GiB
+ *     scratch of the ops, CUDA graphs        0.308 GiB   plus CUDA's context, about 0.5 GiB
  *
  * DETERMINISM
  *     The same binary, config, kind of machine, world and tuning table (rank 0's, for all) give
@@ -563,7 +563,8 @@ typedef struct g2z_train_config {
   g2z_transport transport;      /* between GPUs. COPY rounds a sum of gradients once, NCCL once per
                                  * rank */
   g2z_recompute recompute;      /* the part of forward that runs twice: less memory, same results */
-  int graph;                    /* record the step as CUDA graphs: 0 no, 1 yes, 2 on a GPU */
+  int graph;                    /* record the step as CUDA graphs: 0 no, 1 yes, 2 (auto) on a GPU,
+                                 * if the step has at most 16,384 launches and can be recorded */
   int tune;                     /* g2z_tune; ON: a GPU times the algorithms of each product once */
   const char *tuning;           /* file with an earlier run's choices, to repeat them; or NULL */
   const char *train_glob;       /* g2z_loader_config's glob; NULL: the caller passes batches */
