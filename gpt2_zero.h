@@ -1144,8 +1144,9 @@ typedef struct g2z_update {
 
 typedef enum g2z_span { G2Z_SPAN_LIST(G2Z_LIST_NAME) G2Z_SPAN_COUNT } g2z_span;
 
-/* A GPU times the algorithms of a product when its shape first appears, and keeps the fastest. The
- * choice changes the order of addition: to repeat a run to the bit, read its table. */
+/* A GPU times the algorithms of a product when its shape first appears while tuning is ON, and keeps
+ * the fastest; choices made while it was OFF are made again. The choice changes the order of
+ * addition: to repeat a run to the bit, read its table. */
 typedef enum g2z_tune {
   G2Z_TUNE_OFF,                /* the library's first choice: best for shapes that appear once, as
                                 * in generation. The LM head then stores logits on Hopper, too */
