@@ -365,7 +365,7 @@ struct g2z_run {
   g2z_events *events;                /* NULL: none */
   double next_report;                /* g2z_seconds(): when report.html may be written again */
   struct utsname host;
-  g2z_short started_utc;
+  g2z_short started_utc;             /* of the run's first start, as is `id` */
   char line[4608], dataset[128], id[128]; /* a line may hold the longest path */
   double started, ended;             /* g2z_seconds(); 0: not yet */
   int64_t steps, steps_per_epoch;
@@ -908,6 +908,7 @@ static void g2zr_put_artifact(void *user, g2z_json_out *out) {
   const g2z_plan *plan = run->trainer->plan;
   const g2z_loader *loader = run->trainer->loader;
   const g2z_device_info *info = &run->trainer->device->info;
+  const double target = g2zr_decimal((float)run->sum.target_loss);
   const char *cuda = info->runtime[0] ? info->runtime : NULL;
   static const char *const absent[] = {"python_version", "torch_version", "transformers_version",
                                        "deepspeed_version"};
@@ -984,10 +985,11 @@ static void g2zr_put_artifact(void *user, g2z_json_out *out) {
   G2ZR_OPEN("summary");
   G2ZR_REAL("total_wall_time_sec", g2zr_wall_s(run));
   G2ZR_REAL("best_val_loss", run->sum.best_val_loss);
-  G2ZR_REAL("best_val_bits_per_byte", g2zr_bits_per_byte(run, run->sum.best_val_loss));
+  G2ZR_REAL("best_val_bits_per_byte",
+            g2zr_same_tokens(run) ? g2zr_bits_per_byte(run, run->sum.best_val_loss) : NAN);
   G2ZR_COUNT("best_val_step", run->sum.best_step);
   G2ZR_COUNT("early_stop_step", run->impatient ? (double)run->step : NAN);
-  G2ZR_REAL("target_loss", run->sum.target_loss > 0 ? g2zr_decimal((float)run->sum.target_loss) : NAN);
+  G2ZR_REAL("target_loss", target > 0 ? target : NAN);
   G2ZR_COUNT("target_step", run->sum.target_step);
   G2ZR_COUNT("target_tokens", run->sum.target_tokens);
   G2ZR_REAL("target_seconds", run->sum.target_s);
@@ -1251,6 +1253,8 @@ static void g2zr_put_note(void *user, g2z_json_out *out) {
   g2zr_put_doubles(out, "totals", g2zr_total_names, (const double *)&sum,
                    G2Z_COUNT(g2zr_total_names));
   g2zr_put_doubles(out, "recent", NULL, run->recent, G2ZR_RECENT);
+  g2z_json_put_string(out, "run_id", run->id);
+  g2z_json_put_string(out, "timestamp_utc", run->started_utc.text);
   g2z_json_put_string(out, "weights", run->weights);
   g2z_json_put_string(out, "metrics_late", run->metrics.late_bytes ? run->metrics.late : "");
   g2z_json_put_string(out, "log_late", run->log.late_bytes ? run->log.late : "");
@@ -1290,6 +1294,10 @@ static g2z_status g2zr_restore(g2z_run *run) {
   G2Z_TRY(g2zr_get_doubles(&note, "recent.", NULL, NULL, run->recent, G2ZR_RECENT));
   if (run->sum.losses > G2ZR_RECENT) return g2zr_bad_note(&note, "totals.losses");
   if (run->sum.due >= 2 * G2ZR_DUE_FINISH) return g2zr_bad_note(&note, "totals.due");
+  g2z_object_copy(&note, "run_id", run->id, sizeof run->id);
+  g2z_object_copy(&note, "timestamp_utc", run->started_utc.text, sizeof run->started_utc.text);
+  if (!*run->id) return g2zr_bad_note(&note, "run_id");
+  if (!*run->started_utc.text) return g2zr_bad_note(&note, "timestamp_utc");
   g2z_object_copy(&note, "weights", run->weights_before, sizeof run->weights_before);
   G2Z_TRY(g2zr_get_late(&note, "metrics_late", &run->metrics));
   G2Z_TRY(g2zr_get_late(&note, "log_late", &run->log));
@@ -2111,8 +2119,10 @@ static g2z_status g2zr_open(g2z_run *run) {
   }
   run->impatient = config.patience > 0 && sum->stale >= (double)config.patience &&
                    g2zr_same_tokens(run);
-  if (run->resume && (run->steps <= run->resumed || run->impatient))
+  if (run->resume && (run->steps <= run->resumed || run->impatient)) {
     run->due |= end | G2ZR_DUE_WEIGHTS;
+    if (!g2zr_same_tokens(run)) run->due |= G2ZR_DUE_VALIDATION; /* the last one had others */
+  }
   run->due &= g2zr_possible(run);
   g2z_loader *loader = run->trainer->loader;
   if (loader) run->epoch_step = loader->position.step;

@@ -1685,7 +1685,7 @@ static void test_run_targets_resumed(g2z_test *t) {
   test_run_well(t, &s);
   CHECK_HAS(t, test_read(t, "run/training_metrics.json"), "\"target_step\": 8,");
   const char *left = "run/events.out.tfevents.0000000001.host.partial";
-  test_sh(t, "touch %s", left); /* by a kill */
+  test_sh(t, "touch %s && grep run_id run/training_metrics.json > id", left); /* by a kill */
   s.config.resume = "latest";
   for (int turn = 0; turn < 3; turn++) { /* no --val; other tokens; no --val again */
     test_run_setup next = s;
@@ -1706,7 +1706,11 @@ static void test_run_targets_resumed(g2z_test *t) {
     CHECK_HAS(t, text, "\"target_loss\": 4,");
     CHECK_HAS(t, test_read(t, "run/train.log"), test_text("reached at step %.0f, after", target));
     CHECK(t, !test_there(t, left));
+    test_sh(t, "grep -F \"$(cat id)\" run/training_metrics.json > found");
   }
+  s.config.train.optimizer.steps = 18; /* no step is left, but the tokens are others */
+  test_run_well(t, &s);
+  CHECK_HAS(t, test_read(t, "run/training_metrics.json"), "\"best_val_step\": 18,");
 }
 
 /* A file system without symbolic links: one warning, and the best checkpoint stays. */
