@@ -320,8 +320,8 @@ typedef struct g2zr_epoch {
 static const char *const g2zr_epoch_names[] = {G2ZR_EPOCH_LIST(G2ZR_NAME)};
 static const g2zr_kind g2zr_epoch_kinds[] = {G2ZR_EPOCH_LIST(G2ZR_KIND)};
 
-/* A file of rank 0 that is read while it grows line by line. Lines that could not be written wait in
- * `late`. A checkpoint's note contains them, and the resumed run writes them. */
+/* A file of rank 0 that is read while it grows line by line. Lines that could not be written wait
+ * in `late`. A checkpoint's note contains them, and the resumed run writes them. */
 typedef struct g2zr_stream {
   int file;                          /* -1: not open */
   int64_t bytes;                     /* length of the lines in the file */
@@ -448,8 +448,8 @@ static g2z_status g2zr_tell_failure(g2z_run *run, const g2zr_failure *failure) {
 }
 
 /* Rank 0 could not write a file. The run fails after the work that the file is about, so that a
- * checkpoint contains all of that work. With several ranks it fails when they agree on the status of
- * the next step: otherwise they would wait for rank 0. */
+ * checkpoint contains all of that work. With several ranks it fails when they agree on the status
+ * of the next step: otherwise they would wait for rank 0. */
 static void g2zr_hold(g2z_run *run, g2z_status status) {
   if (status == G2Z_OK) return;
   g2zr_note_failure(run, &run->held, status);
@@ -1179,8 +1179,8 @@ static void g2zr_put_doubles(g2z_json_out *out, const char *key, const char *con
 
 /* A note without this member, or with another value than it can have. */
 static g2z_status g2zr_bad_note(const g2z_object *note, const char *at) {
-  return g2z_fail(note->services, G2Z_FORMAT, "%.1000s has no %s, or a wrong one: begin another run "
-                  "from the checkpoint with --run-dir NEW --resume %.*s", note->path, at,
+  return g2z_fail(note->services, G2Z_FORMAT, "%.1000s has no %s, or a wrong one: begin another "
+                  "run from the checkpoint with --run-dir NEW --resume %.*s", note->path, at,
                   (int)(strrchr(note->path, '/') - note->path), note->path);
 }
 
@@ -1189,7 +1189,8 @@ static g2z_status g2zr_get(const g2z_object *from, const char *at, g2z_json *jso
   return g2z_object_at(from, at, json) ? G2Z_OK : g2zr_bad_note(from, at);
 }
 
-/* Reads numbers, which are used in arithmetic and as integers. null becomes NaN. kinds NULL: any. */
+/* Reads numbers. They are used in arithmetic and as integers, so their kinds are checked first.
+ * kinds NULL: any number. null becomes NaN. */
 static g2z_status g2zr_get_doubles(const g2z_object *from, const char *at, const char *const *names,
                                    const g2zr_kind *kinds, double *values, size_t count) {
   const double most = 9007199254740992; /* 2^53 */
@@ -1811,8 +1812,8 @@ static g2z_status g2zr_open_files(g2z_run *run) {
   if (run->config.keep_best) {
     G2Z_TRY(g2zr_linked(run, &linked, &other));
     if (other && access(g2zr_in(run, "best").text, F_OK) == 0) /* else it leads to nothing */
-      G2Z_REFUSE(run->services, "%.400s/best is no link to a checkpoint of this run, but --keep-best "
-                 "makes one of this name: remove or rename it", run_dir);
+      G2Z_REFUSE(run->services, "%.400s/best is no link to a checkpoint of this run, but --keep-"
+                 "best makes one of this name: remove or rename it", run_dir);
   }
   if (weights) {
     G2Z_TRY(g2zr_try_weights(run, weights));
@@ -1969,7 +1970,7 @@ static g2z_status g2zr_forget_end(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* Rank 0: removes the link best if it leads to nothing: its checkpoint was set aside, or is gone. */
+/* Rank 0: removes the link best if it leads to nothing: its checkpoint was set aside or is gone. */
 static g2z_status g2zr_check_best(g2z_run *run) {
   const g2z_path best = g2zr_in(run, "best");
   char was[256] = "";
