@@ -394,9 +394,10 @@ static void test_files_unlimit(const struct rlimit *before) {
  * bytes. While test_fault.name is set, one call fails. */
 
 static int test_interrupts;
+enum { TEST_WRITE, TEST_STAT, TEST_SYMLINK };
 static struct {
   const char *name;      /* the end of the file's path; NULL: none fails */
-  enum { TEST_WRITE, TEST_STAT, TEST_SYMLINK } call; /* a write() first writes half of its bytes */
+  int call;              /* which system call; TEST_WRITE first writes half of its bytes */
   int at;                /* the call that fails, counted from 1; 0: all; */
   int seen;              /* the calls so far */
   int error;
@@ -413,7 +414,7 @@ static size_t test_some(size_t count) { return test_interrupts ? count / 2 + cou
 
 static int test_fails(const char *path, int call) {
   const size_t bytes = strlen(path), end = test_fault.name ? strlen(test_fault.name) : 0;
-  if (!end || (int)test_fault.call != call || bytes < end ||
+  if (!end || test_fault.call != call || bytes < end ||
       strcmp(path + bytes - end, test_fault.name) != 0 ||
       (++test_fault.seen != test_fault.at && test_fault.at > 0))
     return 0;
