@@ -2622,6 +2622,7 @@ static g2z_status g2zr_write_sample(g2z_run *run, g2z_run_event *event) {
 static g2z_status g2zr_finish(g2z_run *run) {
   const char *saved = run->config.save_weights, *run_dir = run->config.run_dir;
   const g2z_path checkpoint = g2zr_checkpoint(run, run->saved, "");
+  g2z_path better = {""}; /* weights with a lower validation loss than the last step's */
   char loss[48] = "", best[64] = "", skipped[64] = "", more[64], text[1400], word[300];
   const int reports = run->steps > 0 && run->context->rank == 0;
   const char *earlier = run->saved < 0 ? "" : ", or from an earlier checkpoint";
@@ -2664,22 +2665,24 @@ static g2z_status g2zr_finish(g2z_run *run) {
       const g2z_path kept = g2zr_checkpoint(run, (int64_t)run->sum.best_step, "");
       const int is_best = g2zr_linked(run, &linked, &other) == G2Z_OK &&
                           (double)linked == run->sum.best_step;
-      if (is_best || access(kept.text, F_OK) == 0)
-        G2ZR_SAY(run, "best weights: %s, of step %.0f, validation loss %.4f",
-                 is_best ? g2zr_in(run, "best").text : kept.text, run->sum.best_step,
-                 run->sum.best_val_loss);
-      else
+      const g2z_path named = is_best ? g2zr_in(run, "best") : kept;
+      if (access(named.text, F_OK) == 0) {
+        G2ZR_SAY(run, "best weights: %s, of step %.0f, validation loss %.4f", named.text,
+                 run->sum.best_step, run->sum.best_val_loss);
+        if (run->sum.best_step < (double)run->step) better = named;
+      } else
         G2ZR_SAY(run, "best weights: not kept; the lowest loss is of step %.0f",
                  run->sum.best_step);
     }
   }
-  if (reports && saved) {
+  const char *use = better.text[0] ? better.text : saved;
+  if (reports && saved) G2ZR_SAY(run, "weights: %s", saved);
+  if (reports && use) {
     const char *command = run->config.command_line ? run->config.command_line : "./train";
     const char *flags = strstr(command, " --");
-    G2ZR_SAY(run, "weights: %s", saved);
     G2ZR_SAY(run, "To generate text: %.*s --init-from %s --prompt 'The'%s",
              (int)(flags ? (size_t)(flags - command) : strlen(command)), command,
-             g2z_shell_word(saved, word, sizeof word), run->tokenizer ? "" : " --vocab FILE");
+             g2z_shell_word(use, word, sizeof word), run->tokenizer ? "" : " --vocab FILE");
   }
   if (run->impatient) flag = "--patience", length = run->config.patience;
   snprintf(more, sizeof more, "--resume latest %s", flag);
@@ -3115,6 +3118,36 @@ static g2z_status g2zr_check_shards(g2z_services *services, const g2z_run_option
              g2z_shell_word(vocab ? vocab : "data/vocab.bpe", words[0], sizeof words[0]), words[1]);
 }
 
+/* Refuses a directory of --init-from without config.json. In a run directory, finds the weights. */
+static g2z_status g2zr_check_weights(g2z_services *services, const char *weights) {
+  static const struct { const char *name, *what; } known[] = {
+      {"best", "the weights of its lowest validation loss"},
+      {"weights", "its weights"},
+      {"step-[0-9]*[0-9]", "its newest checkpoint"}};
+  char word[400];
+  struct stat info;
+  glob_t found;
+  int there;
+  G2Z_TRY(g2zr_has(services, weights, "config.json", &there));
+  if (there || !*weights) return G2Z_OK;
+  if (stat(weights, &info) != 0 && (errno == ENOENT || errno == ENOTDIR))
+    G2Z_REFUSE(services, "--init-from %.300s: there is no such directory. A run writes RUN_DIR/weights "
+               "at its end; make gpt2 downloads OpenAI's weights into gpt2", weights);
+  for (size_t i = 0; i < G2Z_COUNT(known); i++) {
+    const g2z_path pattern = g2z_path_in(weights, "%s/config.json", known[i].name);
+    if (glob(pattern.text, 0, NULL, &found) != 0) continue;
+    char *last = found.gl_pathv[found.gl_pathc - 1]; /* they are sorted */
+    *strrchr(last, '/') = 0;
+    g2z_fail(services, G2Z_BAD_ARGUMENT, "--init-from %.300s has no config.json. For %s: --init-from "
+             "%s", weights, known[i].what, g2z_shell_word(last, word, sizeof word));
+    globfree(&found);
+    return G2Z_BAD_ARGUMENT;
+  }
+  G2Z_REFUSE(services, "--init-from %.300s has no config.json: name a directory with config.json and "
+             "model.safetensors, such as a run's RUN_DIR/weights, written at its end, a checkpoint, "
+             "or gpt2, which make gpt2 downloads", weights);
+}
+
 /* Sets the model: from the weights, or from a preset with the flags' overrides. */
 static g2z_status g2zr_settle_model(g2z_services *services, g2z_run_options *o) {
   g2z_model_config *model = &o->run.train.model, wanted = o->shape;
@@ -3130,11 +3163,7 @@ static g2z_status g2zr_settle_model(g2z_services *services, g2z_run_options *o) 
     return G2Z_OK;
   }
   /* Take the model from the weights. Flags may repeat its shape but must not contradict it. */
-  G2Z_TRY(g2zr_has(services, weights, "config.json", &there));
-  if (*weights && !there)
-    G2Z_REFUSE(services, "--init-from %.300s has no config.json: name a directory with config.json "
-               "and model.safetensors, such as a run's RUN_DIR/weights, written at its end, a "
-               "checkpoint, or gpt2, which make gpt2 downloads", weights);
+  G2Z_TRY(g2zr_check_weights(services, weights));
   G2Z_TRY(g2z_weights_config(services, weights, model));
   if (o->model) {
     g2z_model_config named;

@@ -622,7 +622,7 @@ static const char *const test_train_bad[][2] = {
     {"'' --batch 4", "unexpected argument \"\": put patterns"},
     {"--prompt x", "--prompt needs trained weights: give --init-from"},
     {"--config f", "unexpected flag --config: there are only flags; to keep them in a file: $(cat"},
-    {"--train $SHARD --init-from gpt2", "gpt2 has no config.json: name a directory with config.js"},
+    {"--train $SHARD --init-from gpt-2", "gpt-2: there is no such directory. A run writes RUN_DIR/w"},
     {"--train $SHARD --vocab /tmp", "/tmp: Is a directory; name a file"},
     {"--steps 0", "--steps 0: must be from 1"},
     {"--train a_0.bin a_1.bin", "unexpected argument \"a_1.bin\": put patterns and text"},
@@ -667,7 +667,7 @@ static const char *const test_train_bad[][2] = {
     {"--train $SHARD --val $SHARD --patience 0", "--patience 0: must be from 1"},
     /* ranks on one console: one of them meets the error first, or none could begin */
     {"--train $SHARD $TINY --batch 1 --ranks 3 --init-from /nowhere/w",
-     "--init-from /nowhere/w has no config.json"},
+     "--init-from /nowhere/w: there is no such directory"},
     {"--train $SHARD $TINY --batch 1 --ranks 3 --global-batch 7", "--global-batch 7 must"},
     {"--train $SHARD $TINY --batch 1 --ranks 3 --val /nowhere/v.bin", "\"/nowhere/v.bin\""},
     {"--train $SHARD $TINY --batch 1 --ranks 3 --batch 100000", "hold "},
@@ -1952,6 +1952,7 @@ static void test_train_best(g2z_test *t) {
                 reached ? test_text("\"target_step\": %d,", reached) : "\"target_step\": null,");
       const char *log = test_read(t, "%s/train.log", run);
       CHECK(t, test_times(log, "ended early by --patience ") == (end > 0));
+      CHECK_HAS(t, log, test_text("--init-from %s/best --prompt 'The'\n", test_path(t, run)));
       CHECK_HAS(t, log, test_text("/best, of step %d, val", best), cases[i].target == 0 ? "done: " :
                 reached ? test_text("reached at step %d, after %d tokens, ", reached, 64 * reached)
                         : "target loss 0.1: not reached\n");
@@ -2083,7 +2084,8 @@ static void test_train_hints(g2z_test *t) {
   PASTE("To train these weights further: ", 0);
   CHECK_HAS(t, output, "$(run)/weights\n", "$(run)-2/report.html", "step 4/4 | loss ");
   TRAIN(1, "--init-from \"$RUN\"");
-  CHECK_HAS(t, said, "$(run) has no config.json: name a directory ", "such as a run's RUN_DIR/weights");
+  CHECK_HAS(t, said, "$(run) has no config.json. For its weights: --init-from '",
+            "$(run)/weights'\n");
   test_sh(t, "rm -r \"$RUN\"");
 
   /* With checkpoints; then again when no step is left: it prints no step and no flag twice. */
@@ -2136,9 +2138,12 @@ static void test_train_hints(g2z_test *t) {
             "sleep 0.1; done 2> /dev/null; kill -INT $P; wait $P; exit $?");
   CHECK_HAS(t, said, " by SIGINT, saved. To continue: ");
   CHECK(t, test_shell("ls \"$RUN/weights\"", output, sizeof output) != 0);
-  for (int i = 0; i < 2; i++)
-    CHECK_HAS(t, test_trains(t, 1, "--init-from \"$RUN%s\" --prompt 1", i ? "/weights" : ""),
-              " has no config.json: name a directory", "RUN_DIR/weights, written at");
+  CHECK_HAS(t, test_trains(t, 1, "--init-from \"$RUN\" --prompt 1"),
+            "$(run) has no config.json. For its newest checkpoint: --init-from '", "$(run)/step-");
+  CHECK_HAS(t, test_trains(t, 1, "--init-from \"$RUN/weights\" --prompt 1"),
+            "/weights: there is no such directory. A run writes RUN_DIR/weights at its end");
+  CHECK_HAS(t, test_trains(t, 1, "--init-from docs --prompt 1"),
+            "docs has no config.json: name a directory with config.json and model.safetensors, such");
   command[strcspn(command, "&")] = 0;
   char *end = strstr(said, "To continue: ");
   if (end) memcpy(strchr(end, '\n'), " --max-train-steps 1\n", 22); /* it would have taken days */
