@@ -395,12 +395,19 @@ static g2z_status g2zg_flag_set(g2z_services *services, const g2z_flag *flag, co
   else number = strtod(text, &end);
   int space = text[0] == ' ' || (text[0] >= '\t' && text[0] <= '\r'); /* strtoll skips these */
   if (end == text || *end || space) {
-    char near[32] = "0.5, or 5e-1"; /* for a whole number: the nearest that is allowed */
-    number = fmax(strtod(text, NULL), flag->minimum);
-    if (flag->kind != G2Z_FLAG_UINT64) number = fmin(number, flag->maximum);
-    if (whole) snprintf(near, sizeof near, "%.0f", fmin(number, 9e15));
-    G2Z_REFUSE(services, "--%s %.80s: not %s; write --%s %s", flag->name, g2zg_shown(text), whole ?
-               "a whole number" : "a number", flag->name, near);
+    /* The number that the text begins with, if any; 4k may stand for 4000. */
+    const char *begin = text + strspn(text, " \t\n\v\f\r");
+    char remedy[160] = "";
+    number = strtod(begin, &end);
+    const int known = end > begin && isfinite(number) && !(*end && strchr("kKmMgG", *end));
+    if (known && whole) { /* the nearest that is allowed */
+      number = fmax(number, flag->minimum);
+      number = fmin(number, flag->kind == G2Z_FLAG_UINT64 ? 9e15 : fmin(flag->maximum, 9e15));
+      snprintf(remedy, sizeof remedy, "; write --%s %.0f", flag->name, number);
+    } else if (known && number >= flag->minimum && number <= flag->maximum)
+      snprintf(remedy, sizeof remedy, "; write --%s %.*s", flag->name, (int)(end - begin), begin);
+    G2Z_REFUSE(services, "--%s %.80s: not %s%s", flag->name, g2zg_shown(text), whole ?
+               "a whole number" : "a number", remedy);
   }
   if (whole && errno == ERANGE) in_range = 0;
   if (flag->kind != G2Z_FLAG_UINT64) /* a NaN is out of range, too */

@@ -3082,8 +3082,8 @@ static g2z_status g2zr_read_vocab(g2z_services *services, const char *path, uint
   return G2Z_OK;
 }
 
-/* Refuses files that no program would have named as shards, and names the commands that rename them
- * or make shards of them. */
+/* Refuses files that no program would have named as shards, and names the command that renames them
+ * or makes shards of them. */
 static g2z_status g2zr_check_shards(g2z_services *services, const g2z_run_options *o,
                                     const char *flag, const char *given) {
   const char *vocab = o->run.vocab;
@@ -3110,11 +3110,17 @@ static g2z_status g2zr_check_shards(g2z_services *services, const g2z_run_option
   if (shards)
     G2Z_REFUSE(services, "%s %.200s also matches %.200s, which is no .bin file: narrow the pattern "
                "to %s", flag, given, path, g2z_shell_word(words[0], words[1], sizeof words[1]));
+  FILE *file = fopen(path, "rb");
+  int32_t head = 0;
+  if (file && fread(&head, sizeof head, 1, file) != 1) head = 0;
+  if (file) fclose(file);
   g2z_shell_word(path, words[1], sizeof words[1]);
-  G2Z_REFUSE(services, "%s %.200s: the name of token shards ends in .bin. If it holds tokens, "
-             "rename it: mv %s %s.bin. To make shards of text, data/NAME_train_*.bin%s: "
-             "./prepare_data --vocab %s --out data --name NAME %s", flag, path, words[1], words[1],
-             vocab ? "" : ", with GPT-2's vocabulary (make vocab)",
+  if (head == 20240520) /* of llm.c's shards, and so of prepare_data's */
+    G2Z_REFUSE(services, "%s %.200s: the name of token shards ends in .bin. Rename it: mv %s %s.bin",
+               flag, path, words[1], words[1]);
+  G2Z_REFUSE(services, "%s %.200s: the name of token shards ends in .bin. To make shards of text, "
+             "data/NAME_train_*.bin%s: ./prepare_data --vocab %s --out data --name NAME %s", flag,
+             path, vocab ? "" : ", with GPT-2's vocabulary (make vocab)",
              g2z_shell_word(vocab ? vocab : "data/vocab.bpe", words[0], sizeof words[0]), words[1]);
 }
 

@@ -484,7 +484,8 @@ static void test_flags(g2z_test *t) {
       {"-number", "unexpected flag -number: type --number N"},
       {"--n_layer=1", "unexpected flag --n_layer: program --help lists all flags"},
       {"--number", "--number needs a value: --number N"},
-      {"--number=", "not a whole number; write --number 1"},
+      {"--number=", "--number \"\": not a whole number\n"},
+      {"--number=4k", "--number 4k: not a whole number\n"}, /* perhaps 4000 */
       {"--number=12x", "12x: not a whole number; write --number 12"},
       {"--number= 12", "write --number 12"},    {"--number=0", "must be from 1 to 100"},
       {"--number=-5", "must be from 1 to 100"}, {"--number=2.6", "write --number 3"},
@@ -495,7 +496,10 @@ static void test_flags(g2z_test *t) {
       {"--real=nan", "must be from 0 to 1"},    {"--real=1e999", "must be from 0 to 1"},
       {"--number=1e1", "write --number 10"},
       {"--number=1e30", "write --number 100"},  {"--seed=1e1", "write --seed 10"},
-      {"--real=0.5.5", "0.5, or 5e-1"},         {"--choice=gpu", "must be one of cpu|cuda"},
+      {"--real=0.5.5", "write --real 0.5\n"}, {"--real=6e-4x", "not a number; write --real 6e-4\n"},
+      {"--real= 1", "write --real 1\n"},      {"--real=9x", "--real 9x: not a number\n"},
+      {"--real=x", "--real x: not a number\n"},
+      {"--choice=gpu", "must be one of cpu|cuda"},
       {"--choice=", "must be one of"},          {"--on=1", "takes no value"},
       {"-n", "unexpected flag -n: program"},
       {"stray", "unexpected argument \"stray\": put"}};
@@ -504,8 +508,8 @@ static void test_flags(g2z_test *t) {
     snprintf(word, sizeof word, "%s", wrong[i / 2][0]);
     argv[1] = word;
     argv[2] = words[i % 2 ? 9 : 10];
-    CHECK_BAD(t, g2z_flags_parse(&t->services, flags, count, 2 + (int)i % 2, argv, 1, NULL),
-              wrong[i / 2][1]);
+    CHECK_BAD(t, g2z_flags_parse(&t->services, flags, count, 2 + (int)i % 2, argv, 1, NULL), NULL);
+    CHECK_HAS(t, test_text("%s\n", t->services.error), wrong[i / 2][1]);
   }
   CHECK(t, number == 10); /* a refused value changes nothing */
 
