@@ -7,8 +7,10 @@
 #include "extras/g2z_run.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -219,17 +221,28 @@ static g2z_status write_text(const program *p, g2z_model *model, const g2z_token
   return status;
 }
 
-/* Reads prompts until the end of the input, and continues each. */
+/* Continues each line of the standard input, as a prompt. On a terminal, asks for them. */
 static g2z_status converse(const program *p, g2z_model *model, const g2z_tokenizer *tokenizer) {
-  static char line[65536];
+  const char *ask = isatty(STDIN_FILENO) ? "> " : "";
+  g2z_services *services = model->services;
   g2z_status status = G2Z_OK;
-  puts("Type a prompt, then Enter. Ctrl-D ends.");
-  while (status == G2Z_OK && printf("> ") > 0 && fflush(stdout) == 0 &&
-         fgets(line, sizeof line, stdin)) {
-    line[strcspn(line, "\n")] = 0;
-    if (*line) status = write_text(p, model, tokenizer, line);
+  char *line = NULL;
+  size_t room = 0;
+  if (*ask) puts("Type a prompt, then Enter. Ctrl-D ends.");
+  for (int number = 1; status == G2Z_OK; number++) {
+    fputs(ask, stdout);
+    fflush(stdout);
+    const ssize_t bytes = getline(&line, &room, stdin);
+    if (bytes < 0) break;
+    if (strlen(line) != (size_t)bytes)
+      status = g2z_fail(services, G2Z_FORMAT, "line %d of the prompts has a zero byte: give text",
+                        number);
+    line[strcspn(line, "\r\n")] = 0;
+    if (*line && status == G2Z_OK) status = write_text(p, model, tokenizer, line);
   }
-  puts("");
+  if (ferror(stdin)) status = g2z_fail_file(services, errno, "read", "standard input");
+  if (*ask) puts("");
+  free(line);
   return status;
 }
 
@@ -260,20 +273,21 @@ static g2z_status evaluate(program *p, g2z_model *model, const g2z_tokenizer *to
 
 static g2z_status use_model(program *p, g2z_context *context, g2z_model *model) {
   const g2z_run_config *run = &p->options.run;
-  const int files = run->eval.count, asks = !run->prompt && !files;
+  const int files = run->eval.count, lines = run->prompt && strcmp(run->prompt, "-") == 0;
+  const int asks = lines || (!run->prompt && !files);
   g2z_services *services = context->services;
   g2z_tokenizer *tokenizer = NULL;
-  if (asks && !isatty(STDIN_FILENO))
-    G2Z_REFUSE(services, "give something to do with these weights: --prompt TEXT, --eval FILE, or "
-               "--train GLOB");
+  if (asks && !lines && !isatty(STDIN_FILENO))
+    G2Z_REFUSE(services, "give something to do with these weights: --prompt TEXT, --prompt - for "
+               "each line of standard input, --eval FILE, or --train GLOB");
   if (run->vocab || model->config.vocab == 257)
     G2Z_TRY(g2z_tokenizer_create(services, run->vocab, &tokenizer));
   g2z_status status = evaluate(p, model, tokenizer);
   if (status == G2Z_OK && (asks || run->prompt) && !tokenizer)
     status = g2z_fail(services, G2Z_BAD_ARGUMENT, "%s has no tokenizer: give the one that the "
                       "model was trained with, --vocab FILE", run->train.init_from);
-  else if (status == G2Z_OK && run->prompt) status = write_text(p, model, tokenizer, run->prompt);
   else if (status == G2Z_OK && asks) status = converse(p, model, tokenizer);
+  else if (status == G2Z_OK && run->prompt) status = write_text(p, model, tokenizer, run->prompt);
   g2z_tokenizer_free(tokenizer);
   return status;
 }
@@ -317,6 +331,7 @@ int main(int argc, char **argv) {
          "fine-tune  the same command with --init-from DIR --lr 3e-5, without --model\n"
          "resume     the same command with --resume latest\n"
          "generate   ./train --init-from RUN_DIR/weights --prompt 'Once upon a time'\n"
+         "           ./train --init-from RUN_DIR/weights --prompt - < FILE    for each line\n"
          "score      ./train --init-from RUN_DIR/weights --eval TEXT_FILE\n");
     g2z_run_options_print(print_line, NULL);
   } else if (status == G2Z_OK && !p.options.dry_run)

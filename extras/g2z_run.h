@@ -2902,7 +2902,8 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   STEPS("sample-every", run.sample_every, "steps between samples [the end of the run]")           \
   FLAG("sample-tokens", INT, run.sample_tokens, 0, 1048576, "N", "length of a sample; 0: none")   \
   PLAIN("prompt", TEXT, run.prompt, "TEXT",                                                       \
-       "text to continue; if longer than the context, only its end is read [end of text]")        \
+       "text to continue, or its end if it exceeds the context [end of text]; "                   \
+       "-: each line of standard input")                                                          \
   FLAG("temperature", FLOAT, run.sampling.temperature, 0, 1e6, "X", "0: the likeliest token")     \
   FLAG("top-k", INT, run.sampling.top_k, 0, 16777216, "N", "draw from the N likeliest; 0: all") \
   FLAG("top-p", FLOAT, run.sampling.top_p, 1e-6, 1, "X", "draw from the likeliest that sum to X") \
@@ -3288,6 +3289,9 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
               train->batch, train->seq, G2ZR_FP8_TOKENS);
     train->fp8 = G2Z_FP8_NONE;
   }
+  if (o->run.prompt && strcmp(o->run.prompt, "-") == 0 && (train->train_glob || o->run.val_glob))
+    G2Z_REFUSE(services, "--prompt - reads standard input, which only generation does: give a "
+               "training's samples a text, or remove --train and --val");
   if (o->steps && o->run.epochs)
     G2Z_REFUSE(services, "--steps and --epochs both set the length: give one of them, and "
                "--max-train-steps to stop earlier");

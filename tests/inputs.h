@@ -80,6 +80,14 @@ static const struct { const char *command; int code; const char *sentence; } inp
     {"for n in 1 2; do echo text > e$n.txt; done; $X --init-from run/weights --eval "
      "e?.txt n.txt | cut -d ' ' -f 1 | tr '\n' ' '", 0, "e1.txt e2.txt n.txt "},
     {"$X --init-from run/weights --eval \"?.none\"", 1, "?.none~No such file"},
+    /* prompts from a file or a pipe: a line each, without a text of the program's */
+    {"{ printf 'a b\\r\\n\\n'; yes z | head -c 150000 | tr -d '\\n'; } | $X --init-from run/weights "
+     "--prompt - --temperature 0 --sample-tokens 1 > said; grep -c '^a b' said; grep -c zzz said; "
+     "! grep '>' said", 0, "1\n1\n"},
+    {"printf 'a\\0b\\n' | $X --init-from run/weights --prompt - --sample-tokens 1", 1,
+     "line 1 of the prompts has a zero byte"},
+    {"$X --init-from run/weights < /dev/null", 1, "--prompt TEXT, --prompt - for each line of"},
+    {"$N --vocab-size 257 --sample-tokens 8 --prompt -", 1, "--prompt - reads standard input, which only gen"},
     /* in the shell of `salloc -n 4`: what needs one process starts without srun */
     {"export SLURM_NTASKS=4 SLURM_JOB_ID=1; W=\"$X --init-from run/weights --run-dir none\"; "
      "$W --prompt a --sample-tokens 3 && $W --eval n.txt && $W --val n_val_000000.bin --batch 1 && "
