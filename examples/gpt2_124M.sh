@@ -21,6 +21,7 @@ while [ $# -gt 0 ]; do
   case $1 in
     --smoke) smoke=1 ;;
     --gpus) [ $# -gt 1 ] || use; gpus=$2; shift ;;
+    -h | --help) sed -n '2,/^set/{/^set/!s/^# \{0,1\}//p;}' "$0"; exit ;;
     *) break ;;
   esac
   shift

@@ -8,8 +8,13 @@
 # nsys shows a CUDA graph as one piece: to see its parts, give train --graph off.
 set -uo pipefail
 
+use() { sed -n '2,9s/^# \{0,1\}//p' "$0"; }
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then
+  use
+  exit 0
+fi
 if [[ $# -lt 2 ]]; then
-  sed -n '2,9s/^# \{0,1\}//p' "$0" >&2
+  use >&2
   exit 1
 fi
 run_dir=$1

@@ -1074,6 +1074,8 @@ static void test_example_gpt2(g2z_test *t) {
        {"cannot download file://"}},
       {"examples/gpt2_124M.sh --gpus 3 $D/c", 1, {"use: examples/gpt2_124M.sh"}},
       {"examples/gpt2_124M_muon.sh --smoke", 1, {"use: examples/gpt2_124M.sh"}},
+      {"for s in gpt2_124M gpt2_124M_muon; do examples/$s.sh --help || exit; done | "
+       "grep -c 'OUT .FLAGS'; slurm/profile.sh -h", 0, {"2\n", "  slurm/profile.sh RUN_DIR ./train "}},
       {"ls $D/a/run/weights/model.safetensors $D/a/run/RUN_COMPLETE.txt", 0, {""}},
       {"ls -d $D/c", 2, {""}}};
   FILE_OR_SKIP(t, "examples/gpt2_124M.sh", "command -v curl");
@@ -1101,6 +1103,13 @@ static void test_example_finetune(g2z_test *t) {
       {TUNE "$D/w $D/d.jsonl $D/new4 '7>' --steps=6", 0, {"step 6/6 | ", "\n7>"}},
       {TUNE "$D/w $D/d.jsonl $D/new5 '7>' --max-train-steps 7", 0, {"step 7/7 | ", "\n7>"}},
       {TUNE "$D/w $D/d.jsonl $D/new6 '7>' --steps 5 --epochs 1", 1, {"both set the length"}},
+      {TUNE "$D/long $D/d.jsonl $D/all '7>' --steps 1", 0, {"batch 1 x sequence 128 x"}},
+      /* fewer tokens than the context: sequences are shorter, as many as a step needs */
+      {"head -n 10 $D/d.jsonl > $D/ten.jsonl; " TUNE "$D/long $D/ten.jsonl $D/few '7>' --epochs 2", 0,
+       {"training: 2 steps, 2.00 epochs of 1 step", "batch 1 x sequence 55 x", "\n7>"}},
+      {TUNE "$D/long $D/ten.jsonl $D/few4 '7>' --batch 4", 0, {"batch 4 x sequence 13 x", "step 3/3 | "}},
+      {TUNE "$D/long $D/ten.jsonl $D/few5 '7>' --batch=2 --seq 5", 0, {"batch 2 x sequence 5 x"}},
+      {TUNE "--help", 0, {"\n  " TUNE "WEIGHTS DATA.jsonl OUT PROMPT [", "the training begins"}},
       {"ls $D/out/weights/model.safetensors $D/out/run/RUN_COMPLETE.txt", 0, {""}},
       {"ls -d $D/out/*val* $D/new $D/new2 $D/new6 2> /dev/null | grep .", 1, {""}}};
 #undef TUNE
@@ -1120,6 +1129,9 @@ static void test_example_finetune(g2z_test *t) {
   test_trains(t, 0, "--train '%s' --vocab '%s' --layers 1 --channels 32 --heads 2 --context 16 "
               "--max-train-steps 2 --run-dir none --sample-tokens 0 --save-weights '%s'",
               test_at(t, "base/d_train_*.bin"), test_at(t, "bytes.bpe"), test_at(t, "w"));
+  test_trains(t, 0, "--train '%s' --vocab '%s' --layers 1 --channels 32 --heads 2 --context 128 "
+              "--seq 16 --max-train-steps 2 --run-dir none --sample-tokens 0 --save-weights '%s'",
+              test_at(t, "base/d_train_*.bin"), test_at(t, "bytes.bpe"), test_at(t, "long"));
   TEST_LINES(t, lines);
 }
 
