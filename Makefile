@@ -68,12 +68,14 @@ build/examples/%: examples/%.c gpt2_zero.h $(EXTRAS) build/host.command
 
 # ----- run --------------------------------------------------------------------------------------
 
-SOURCES := gpt2_zero.h $(EXTRAS) train.cu bench.cu prepare_data.c test_gpt2.cu $(TESTS) Makefile README.md
+# Without README.md, which prints the figures of this training.
+SOURCES := gpt2_zero.h $(EXTRAS) train.cu bench.cu prepare_data.c test_gpt2.cu $(TESTS) Makefile
 SHARDS  := ./prepare_data --train-bpe 4096 --out data/sources --name sources --val-fraction 0.1 $(SOURCES)
 RUN     := --layers 4 --channels 128 --context 128 --batch 4 --steps 800 --lr 4e-3 --val-every 200
 
 # Waiting threads sleep: if another program uses a core, spinning threads cost half of the speed.
-run test bench profile sanitize-cuda: export OMP_WAIT_POLICY ?= passive
+# train and bench set it themselves.
+test sanitize-cuda: export OMP_WAIT_POLICY ?= passive
 
 run: train prepare_data ## train a GPT-2 on these sources, save it, generate text (1 to 4 minutes, no download)
 	rm -rf data/sources runs/sources
