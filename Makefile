@@ -1,5 +1,10 @@
 # gpt2_zero: `make help` lists the targets. Variables that are set with ?= can be overridden.
 
+# A setting on the command line that is none of these is refused: it would replace a variable below.
+SETTINGS := CC CFLAGS NVCC ARCH SHELL BENCH SANITIZE_TOOLS SANITIZE_TESTS VOCAB_URL DATA_URL GPT2_URL GPT2_SUM_%
+WRONG := $(filter-out $(SETTINGS),$(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name))))
+$(if $(WRONG),$(error $(WRONG): no setting of this Makefile; type make help. To build without CUDA: make NVCC=))
+
 # The downloads and their sha256.
 VOCAB_URL ?= https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe
 VOCAB_SUM := 1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5
@@ -350,5 +355,6 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo 'CC, CFLAGS: the compiler   NVCC, ARCH: for GPUs, make train ARCH=80   VOCAB_URL, DATA_URL, GPT2_URL: downloads'
+	@echo 'make NVCC= builds for the CPU'
 
 .PHONY: all FORCE run profile test bench readme mutants traces sanitize fuzz check check-header check-nvcc check-cuda sanitize-cuda $(SANITIZED) check-compilers check-contents check-flags vocab data gpt2 clean help

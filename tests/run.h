@@ -1006,7 +1006,11 @@ static void test_make_command(g2z_test *t) {
       BUILDS("0", "NVCC= CFLAGS=-O0"),
       BUILDS("1", "NVCC=./nvcc ARCH=90a"),
       BUILDS("0", "NVCC=./nvcc ARCH=90a"),
-      BUILDS("1", "NVCC=./nvcc ARCH=80")};
+      BUILDS("1", "NVCC=./nvcc ARCH=80"),
+      /* a setting of the user's own must not replace a variable of the Makefile */
+      {"cd \"$D/a b\" && env -u MAKEFLAGS make CUDA=0 train", 2,
+       {"CUDA: no setting of this Makefile", "To build without CUDA: make NVCC=."}},
+      {"cd \"$D/a b\" && env -u MAKEFLAGS make NVCC= OPENMP=0 train", 2, {"OPENMP: no setting"}}};
 #undef BUILDS
   FILE_OR_SKIP(t, "Makefile", "make --version");
   test_sh(t, "mkdir 'a b' && cd 'a b' && touch gpt2_zero.h bench.cu prepare_data.c && "
