@@ -108,8 +108,10 @@ static void print_progress(void *user, const char *name, double share) {
   else fprintf(stderr, "%s\n", g2z_tame(text));
 }
 
-/* "[rank 3] train: sentence"; rank 0 prints no number. */
-static void print_error(const g2z_place *place, const char *sentence) {
+/* "[rank 3] train: sentence"; rank 0 prints no number. Settings have the names of their flags. */
+static void print_error(const g2z_place *place, const char *library_sentence) {
+  char sentence[2 * G2Z_ERROR_BYTES];
+  g2z_run_options_words(library_sentence, sentence, sizeof sentence);
   leave_place();
   fflush(stdout);
   if (place->rank > 0) fprintf(stderr, "[rank %d] train: %s\n", place->rank, sentence);

@@ -190,6 +190,9 @@ G2Z_API g2z_flag g2z_setting_flag(const char *name, const char *setting, void *d
 G2Z_API g2z_status g2z_run_options_parse(g2z_services *services, int argc, char **argv,
                                          g2z_run_options *options);
 G2Z_API void g2z_run_options_free(g2z_services *services, g2z_run_options *options);
+/* A sentence of the library in the words of the command line: "heads=7" becomes "--heads 7". Returns
+ * `out`, which has the sentence as it is if that names a flag already. */
+G2Z_API const char *g2z_run_options_words(const char *sentence, char *out, size_t room);
 /* The table of flags for --help. */
 G2Z_API void g2z_run_options_print(void (*line)(void *user, const char *text), void *user);
 /* Prints a plan as a table, one call of `line` per line. It compares the plan with `free_bytes` of
@@ -3004,6 +3007,62 @@ G2Z_API g2z_status g2z_run_options_parse(g2z_services *services, int argc, char 
     strcat(strcat(o->train_text, i ? "\n" : ""), o->train.text[i]);
   if (bytes) o->run.train.train_glob = o->train_text;
   return G2Z_OK;
+}
+
+/* The flag of each setting of the library, from the same list. */
+#define FLAG(name, kind, destination, minimum, maximum, value, help)
+#define PLAIN(name, kind, destination, value, help)
+#define SWITCH(name, destination, help)
+#define STEPS(name, destination, help)
+#define SETTING(name, setting, destination, help) {name, #setting},
+#define SHAPE(name, setting, help) {name, #setting},
+#define TRAIN(name, setting, help) {name, #setting},
+#define OPTIMIZER(name, setting, help) {name, #setting},
+#define GROUP(title)
+static const struct { const char *flag, *setting; } g2zr_settings[] = {G2ZR_FLAG_LIST};
+#undef FLAG
+#undef PLAIN
+#undef SWITCH
+#undef STEPS
+#undef SETTING
+#undef SHAPE
+#undef TRAIN
+#undef OPTIMIZER
+#undef GROUP
+
+/* The flag of a setting; NULL: it is none, or has no flag. */
+static const char *g2zr_flag_of(const char *setting, size_t length) {
+  for (size_t i = 0; i < G2Z_COUNT(g2zr_settings); i++)
+    if (strlen(g2zr_settings[i].setting) == length &&
+        memcmp(g2zr_settings[i].setting, setting, length) == 0)
+      return g2zr_settings[i].flag;
+  return NULL;
+}
+
+G2Z_API const char *g2z_run_options_words(const char *sentence, char *out, size_t room) {
+  size_t used = 0;
+  snprintf(out, room, "%s", sentence);
+  if (strncmp(sentence, "--", 2) == 0 || strstr(sentence, " --")) return out;
+  for (const char *at = sentence; *at && used < room;) { /* word by word */
+    const size_t word = strcspn(at, " ") + (at[strcspn(at, " ")] == ' ');
+    const size_t length = strspn(at, "abcdefghijklmnopqrstuvwxyz0123456789_");
+    const char *flag = at[length] == '=' ? g2zr_flag_of(at, length) : NULL;
+    const char *value = at + length + 1;
+    if (flag) {
+      char name[32];
+      snprintf(name, sizeof name, "%.*s", (int)length, at);
+      const g2z_setting *setting = g2z_setting_find(name);
+      const size_t digits = strspn(value, "0123456789");
+      size_t bytes = digits;
+      const char *choice = setting->words && digits ? g2z_word(setting->words, atoi(value), &bytes)
+                                                    : NULL;
+      used += (size_t)snprintf(out + used, room - used, "--%s %.*s%.*s", flag, (int)bytes,
+                               choice ? choice : value, (int)(word - length - 1 - digits),
+                               value + digits);
+    } else used += (size_t)snprintf(out + used, room - used, "%.*s", (int)word, at);
+    at += word;
+  }
+  return out;
 }
 
 G2Z_API void g2z_run_options_free(g2z_services *services, g2z_run_options *o) {

@@ -673,6 +673,12 @@ static const char *const test_train_bad[][2] = {
     {"--train $SHARD $TINY --batch 1 --ranks 3 --init-from /nowhere/w",
      "--init-from /nowhere/w: there is no such directory"},
     {"--train $SHARD $TINY --batch 1 --ranks 3 --global-batch 7", "--global-batch 7 must"},
+    /* the library's settings have the names of their flags */
+    {"--train $SHARD $TINY --moments bf16 --optimizer muon",
+     "train: --moments bf16 is for AdamW: take --optimizer adamw, or --moments fp32\n"},
+    {"--train $SHARD $TINY --graph on", "train: --graph on needs a GPU: leave it off on a CPU\n"},
+    {"--train $SHARD $TINY --strategy dp --zero 2", "take --zero 0, or --strategy zero\n"},
+    {"--train $SHARD $TINY --channels 12 --heads 5", "--channels 12 must divide by --heads 5: chan"},
     {"--train $SHARD $TINY --batch 1 --ranks 3 --val /nowhere/v.bin", "\"/nowhere/v.bin\""},
     {"--train $SHARD $TINY --batch 1 --ranks 3 --batch 100000", "hold "},
     {"--train $SHARD $TINY --batch 1 --ranks 3 --save-weights /proc/none",
