@@ -36,7 +36,8 @@ typedef enum g2z_flag_kind {
   G2Z_FLAG_GLOB,     /* the same for a file pattern. A second, different value is an error, since
                       * the files of the first pattern would not be used */
   G2Z_FLAG_TEXTS,    /* g2z_texts: appends all arguments up to the next flag */
-  G2Z_FLAG_GLOBS,    /* g2z_texts: appends one file pattern, unless it has that already */
+  G2Z_FLAG_GLOBS,    /* g2z_texts: appends one file pattern, unless it has that already. With a
+                      * weight, "GLOB:WEIGHT", a second one is an error: it would not add up */
   G2Z_FLAG_CHOICE,   /* int or enum: the index of the given word in `value` */
   G2Z_FLAG_INT,      /* int */
   G2Z_FLAG_INT64,    /* int64_t */
@@ -365,8 +366,13 @@ static g2z_status g2zg_flag_set(g2z_services *services, const g2z_flag *flag, co
   }
   if (flag->kind == G2Z_FLAG_TEXTS || flag->kind == G2Z_FLAG_GLOBS) {
     g2z_texts *texts = (g2z_texts *)flag->destination;
-    for (int i = 0; i < texts->count && flag->kind == G2Z_FLAG_GLOBS; i++)
-      if (strcmp(texts->text[i], text) == 0) return G2Z_OK;
+    for (int i = 0; i < texts->count && flag->kind == G2Z_FLAG_GLOBS; i++) {
+      if (strcmp(texts->text[i], text) != 0) continue;
+      if (strchr(text, ':'))
+        G2Z_REFUSE(services, "--%s %.300s is given twice, but would count once: remove one of them, "
+                   "or give the files once, with a larger weight", flag->name, text);
+      return G2Z_OK;
+    }
     if (texts->count == G2Z_TEXTS)
       G2Z_REFUSE(services, "--%s takes at most %d values: remove %.300s", flag->name, G2Z_TEXTS,
                  text);

@@ -672,6 +672,8 @@ static const char *const test_train_bad[][2] = {
     /* ranks on one console: one of them meets the error first, or none could begin */
     {"--train $SHARD $TINY --batch 1 --ranks 3 --init-from /nowhere/w",
      "--init-from /nowhere/w: there is no such directory"},
+    {"--train $SHARD:1 --train b.bin:2 --train $SHARD:1 $TINY",
+     "shard.bin:1 is given twice, but would count once: remove one of them, or give the files once"},
     {"--train $SHARD $TINY --batch 1 --ranks 3 --global-batch 7", "--global-batch 7 must"},
     /* the library's settings have the names of their flags */
     {"--train $SHARD $TINY --moments bf16 --optimizer muon",
