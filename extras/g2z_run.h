@@ -276,7 +276,6 @@ typedef enum g2zr_kind { /* the numbers that a note may have */
   X(steps, WHOLE)         /* number of steps, */                                                  \
   X(applied, WHOLE)       /* of those that changed the weights, */                                \
   X(spikes, WHOLE)        /* and of those that --skip-spikes skipped */                           \
-  X(best_val_loss, REAL)  /* NaN: none */                                                         \
   X(smooth_s, AMOUNT)     /* step time, exponentially weighted, */                                \
   X(smooth_weight, AMOUNT) /* and the sum of the weights */                                       \
   X(open_s, AMOUNT)       /* saved: wall time of the epoch that has not ended */                  \
@@ -288,20 +287,24 @@ typedef enum g2zr_kind { /* the numbers that a note may have */
                            * skipped; 0: neither has happened */                                  \
   X(due, WHOLE)           /* saved: work left to do after the step, */                            \
   X(evaluated, WHOLE)     /* and the number of --eval files scored by then */                     \
-  X(best_step, STEP)      /* of best_val_loss */                                                  \
-  X(val_data, WHOLE)      /* what best_val_loss was measured over: g2zr_val_data, */              \
+  X(val_data, WHOLE)      /* what `low` was measured over: g2zr_val_data, */                      \
   X(val_tokens, WHOLE)    /* and a limit of the targets; 0: there was no validation */            \
-  X(stale, WHOLE)         /* number of validations since best_step */                             \
-  X(target_loss, REAL)                                                                            \
-  X(target_step, STEP)    /* step, tokens and wall time of the first validation that reached it; */\
-  X(target_tokens, STEP)  /* NaN: none did */                                                     \
-  X(target_s, TIME)
+  X(stale, WHOLE)         /* number of validations since the last of `low` */                     \
+  X(target_loss, REAL)    /* 0: none */
 typedef struct g2zr_totals {
   G2ZR_TOTAL_LIST(G2ZR_DOUBLE)
 } g2zr_totals;
 static const char *const g2zr_total_names[] = {G2ZR_TOTAL_LIST(G2ZR_NAME)};
 static const g2zr_kind g2zr_total_kinds[] = {G2ZR_TOTAL_LIST(G2ZR_KIND)};
 #define G2ZR_RECENT 20 /* losses whose mean shows whether the model got worse */
+
+/* A validation whose loss was lower than those of all earlier ones over the same tokens. */
+#define G2ZR_LOW_LIST(X) X(step, WHOLE) X(tokens, WHOLE) X(wall_s, AMOUNT) X(loss, REAL)
+typedef struct g2zr_low {
+  G2ZR_LOW_LIST(G2ZR_DOUBLE)
+} g2zr_low;
+static const char *const g2zr_low_names[] = {G2ZR_LOW_LIST(G2ZR_NAME)};
+static const g2zr_kind g2zr_low_kinds[] = {G2ZR_LOW_LIST(G2ZR_KIND)};
 
 #define G2ZR_EPOCH_LIST(X)                                                                        \
   X(index, WHOLE)                                                                                 \
@@ -414,6 +417,8 @@ struct g2z_run {
   } measure;
   double *step_s;                    /* of this epoch's steps since the start or the resume, */
   size_t timed;                      /* and their number */
+  g2zr_low *low;                     /* in the order of their steps: the last one is the best */
+  size_t low_count, low_capacity;
   g2zr_epoch *epoch;                 /* all epochs; the last one is running */
   size_t step_s_capacity, epoch_count, epoch_capacity;
   int finished;
@@ -431,6 +436,20 @@ G2Z_API g2z_run_config g2z_run_config_default(g2z_device_kind device) {
   config.sample_tokens = 64;
   config.tensorboard = 1;
   return config;
+}
+
+/* The validation with the lowest loss, of step NaN if there is none. */
+static g2zr_low g2zr_best(const g2z_run *run) {
+  const g2zr_low none = {NAN, NAN, NAN, NAN};
+  return run->low_count ? run->low[run->low_count - 1] : none;
+}
+
+/* The first validation that reached the target loss, of step NaN if none did. */
+static g2zr_low g2zr_target(const g2z_run *run) {
+  const g2zr_low none = {NAN, NAN, NAN, NAN};
+  for (size_t i = 0; i < run->low_count; i++)
+    if (run->low[i].loss <= run->sum.target_loss && run->sum.target_loss > 0) return run->low[i];
+  return none;
 }
 
 /* ----- files ----- */
@@ -912,6 +931,7 @@ static void g2zr_put_artifact(void *user, g2z_json_out *out) {
   const g2z_loader *loader = run->trainer->loader;
   const g2z_device_info *info = &run->trainer->device->info;
   const double target = g2zr_decimal((float)run->sum.target_loss);
+  const g2zr_low best = g2zr_best(run), reached = g2zr_target(run);
   const char *cuda = info->runtime[0] ? info->runtime : NULL;
   static const char *const absent[] = {"python_version", "torch_version", "transformers_version",
                                        "deepspeed_version"};
@@ -987,15 +1007,15 @@ static void g2zr_put_artifact(void *user, g2z_json_out *out) {
   g2zr_put_validation(run, out);
   G2ZR_OPEN("summary");
   G2ZR_REAL("total_wall_time_sec", g2zr_wall_s(run));
-  G2ZR_REAL("best_val_loss", run->sum.best_val_loss);
+  G2ZR_REAL("best_val_loss", best.loss);
   G2ZR_REAL("best_val_bits_per_byte",
-            g2zr_same_tokens(run) ? g2zr_bits_per_byte(run, run->sum.best_val_loss) : NAN);
-  G2ZR_COUNT("best_val_step", run->sum.best_step);
+            g2zr_same_tokens(run) ? g2zr_bits_per_byte(run, best.loss) : NAN);
+  G2ZR_COUNT("best_val_step", best.step);
   G2ZR_COUNT("early_stop_step", run->impatient ? (double)run->step : NAN);
   G2ZR_REAL("target_loss", target > 0 ? target : NAN);
-  G2ZR_COUNT("target_step", run->sum.target_step);
-  G2ZR_COUNT("target_tokens", run->sum.target_tokens);
-  G2ZR_REAL("target_seconds", run->sum.target_s);
+  G2ZR_COUNT("target_step", reached.step);
+  G2ZR_COUNT("target_tokens", reached.tokens);
+  G2ZR_REAL("target_seconds", reached.wall_s);
   G2ZR_REAL("mean_tokens_per_sec_global", g2zr_tokens_per_s(run));
   G2ZR_CLOSE();
   g2zr_put_ending(run, out);
@@ -1262,6 +1282,11 @@ static void g2zr_put_note(void *user, g2z_json_out *out) {
   g2z_json_put_string(out, "weights", run->weights);
   g2z_json_put_string(out, "metrics_late", run->metrics.late_bytes ? run->metrics.late : "");
   g2z_json_put_string(out, "log_late", run->log.late_bytes ? run->log.late : "");
+  g2z_json_begin(out, "low", '[');
+  for (size_t i = 0; i < run->low_count; i++)
+    g2zr_put_doubles(out, NULL, g2zr_low_names, (const double *)&run->low[i],
+                     G2Z_COUNT(g2zr_low_names));
+  g2z_json_end(out, ']');
   g2z_json_begin(out, "epochs", '[');
   for (size_t i = 0; i < run->epoch_count; i++) {
     g2zr_epoch epoch = run->epoch[i];
@@ -1288,7 +1313,7 @@ static g2z_status g2zr_begin_epoch(g2z_run *run, double index) {
 static g2z_status g2zr_restore(g2z_run *run) {
   g2z_path path = g2z_path_in(run->resume, "note.json");
   const g2z_object note = {run->services, path.text, run->from.note, strlen(run->from.note)};
-  g2z_object epoch;
+  g2z_object each;
   g2z_json json;
   g2z_json_open(&json, run->services, path.text, note.text, note.bytes);
   g2z_json_skip(&json);
@@ -1305,11 +1330,18 @@ static g2z_status g2zr_restore(g2z_run *run) {
   g2z_object_copy(&note, "weights", run->weights_before, sizeof run->weights_before);
   G2Z_TRY(g2zr_get_late(&note, "metrics_late", &run->metrics));
   G2Z_TRY(g2zr_get_late(&note, "log_late", &run->log));
+  if (!g2z_object_list(&note, "low", &json)) return g2zr_bad_note(&note, "low");
+  for (run->low_count = 0; g2z_object_next(&note, &json, &each); run->low_count++) {
+    G2Z_TRY(G2Z_GROW(run->services, &run->low, &run->low_capacity, run->low_count,
+                     run->low_count + 1));
+    G2Z_TRY(g2zr_get_doubles(&each, "", g2zr_low_names, g2zr_low_kinds,
+                             (double *)&run->low[run->low_count], G2Z_COUNT(g2zr_low_names)));
+  }
   run->epoch_count = 0;
   for (int has = g2z_object_list(&note, "epochs", &json);
-       has && g2z_object_next(&note, &json, &epoch);) {
+       has && g2z_object_next(&note, &json, &each);) {
     G2Z_TRY(g2zr_begin_epoch(run, 0));
-    G2Z_TRY(g2zr_get_doubles(&epoch, "", g2zr_epoch_names, g2zr_epoch_kinds,
+    G2Z_TRY(g2zr_get_doubles(&each, "", g2zr_epoch_names, g2zr_epoch_kinds,
                              (double *)&run->epoch[run->epoch_count - 1],
                              G2Z_COUNT(g2zr_epoch_names)));
   }
@@ -1930,10 +1962,11 @@ static void g2zr_introduce(g2z_run *run) {
   if (run->val)
     G2ZR_SAY(run, "validation: %" PRId64 " batch%s, up to %" PRId64 " token%s", run->val_steps,
              run->val_steps == 1 ? "" : "es", run->val_tokens, G2Z_PLURAL(run->val_tokens));
-  if (run->val && !isnan(run->sum.best_step) && !g2zr_same_tokens(run))
+  const g2zr_low best = g2zr_best(run);
+  if (run->val && run->low_count > 0 && !g2zr_same_tokens(run))
     g2z_log(run->services, G2Z_LOG_WARNING, "the validation tokens changed since the checkpoint, "
             "or --seq did: the lowest loss so far, %.4f of step %.0f, belongs to the old ones. A "
-            "new comparison begins", run->sum.best_val_loss, run->sum.best_step);
+            "new comparison begins", best.loss, best.step);
   if (run->config.run_dir) G2ZR_SAY(run, "run directory: %s", run->config.run_dir);
   if (run->resume) {
     int64_t length;
@@ -2095,16 +2128,12 @@ static g2z_status g2zr_open(g2z_run *run) {
   }
   if (config.profile) G2Z_TRY(g2zr_agree(run, g2z_device_time_spans(run->trainer->device)));
   g2zr_totals *sum = &run->sum;
-  sum->best_val_loss = sum->best_loss = sum->best_step = sum->target_step = NAN;
-  sum->target_tokens = sum->target_s = NAN;
+  sum->best_loss = NAN;
   const int own = run->found.own;
   status = own && run->from.note ? g2zr_restore(run) : g2zr_begin_epoch(run, 0);
   G2Z_TRY(g2zr_agree(run, status));
   /* Without --target-loss, as without --val, the run's earlier target stays. */
-  if (config.target_loss > 0 && sum->target_loss != (double)config.target_loss) {
-    sum->target_step = sum->target_tokens = sum->target_s = NAN;
-    sum->target_loss = (double)config.target_loss;
-  }
+  if (config.target_loss > 0) sum->target_loss = (double)config.target_loss;
   /* The trainer is at the checkpoint's step. Work is due from the saving run, and from this one. */
   const int every = G2ZR_DUE_VALIDATION | G2ZR_DUE_EVALUATION | G2ZR_DUE_SAMPLE;
   const int end = G2ZR_DUE_EPOCH_END | G2ZR_DUE_FINISH;
@@ -2185,6 +2214,7 @@ G2Z_API void g2z_run_free(g2z_run *run) {
   g2z_release(run->services, run->sample);
   g2z_release(run->services, run->step_s);
   g2z_release(run->services, run->epoch);
+  g2z_release(run->services, run->low);
   g2z_release(run->services, run);
 }
 
@@ -2364,7 +2394,7 @@ static void g2zr_prune(g2z_run *run) {
     }
     if ((double)old < run->sum.unsound || old < 0) break;
     if (i < run->config.keep || old == linked ||
-        (run->config.keep_best && (double)old == run->sum.best_step))
+        (run->config.keep_best && (double)old == g2zr_best(run).step))
       continue;
     const g2z_path path = g2zr_checkpoint(run, old, ""),
                    partial = g2zr_checkpoint(run, old, ".partial");
@@ -2429,8 +2459,8 @@ static void g2zr_link_best(g2z_run *run) {
   const g2z_path best = g2zr_in(run, "best"), partial = g2zr_in(run, "best.partial");
   int64_t linked;
   int there = 0, other;
-  if (run->metrics.file < 0 || isnan(run->sum.best_step)) return;
-  const int64_t step = (int64_t)run->sum.best_step;
+  if (run->metrics.file < 0 || run->low_count == 0) return;
+  const int64_t step = (int64_t)g2zr_best(run).step;
   g2z_status status = g2zr_linked(run, &linked, &other);
   if (status == G2Z_OK && linked == step) return;
   if (status == G2Z_OK)
@@ -2504,26 +2534,24 @@ static g2z_status g2zr_validate(g2z_run *run, g2z_run_event *event) {
   double seconds = g2z_seconds() - begin;
   run->epoch[run->epoch_count - 1].val_loss = loss;
   if (!g2zr_same_tokens(run)) {
-    sum->best_val_loss = sum->best_step = NAN;
-    sum->target_step = sum->target_tokens = sum->target_s = NAN;
+    run->low_count = 0;
     sum->stale = 0;
     sum->val_data = g2zr_val_data(run);
     sum->val_tokens = (double)run->val_tokens;
   }
-  const int better = !isnan(loss) && !(sum->best_val_loss <= loss); /* best: NaN at first */
-  const int reached = sum->target_loss > 0 && isnan(sum->target_step) && loss <= sum->target_loss;
+  const int better = isfinite(loss) && !(g2zr_best(run).loss <= loss); /* NaN at first */
+  const int missed = isnan(g2zr_target(run).step);
   sum->stale = better ? 0 : sum->stale + 1;
   if (better) {
-    sum->best_val_loss = loss;
-    sum->best_step = (double)run->step;
+    const g2zr_low low = {(double)run->step, (double)run->known.tokens, g2zr_wall_s(run), loss};
+    G2Z_TRY(G2Z_GROW(run->services, &run->low, &run->low_capacity, run->low_count,
+                     run->low_count + 1));
+    run->low[run->low_count++] = low;
   }
   if (better && config->keep_best && run->steps > 0)
     run->due |= G2ZR_DUE_BEST | (run->saved == run->step ? 0 : G2ZR_DUE_SAVE);
-  if (reached) {
-    sum->target_step = (double)run->step;
-    sum->target_tokens = (double)run->known.tokens;
-    sum->target_s = g2zr_wall_s(run);
-  }
+  const g2zr_low target = g2zr_target(run);
+  const int reached = missed && !isnan(target.step);
   event->kind = G2Z_RUN_VALIDATION;
   event->val_loss = loss;
   const double perplexity = exp(loss);
@@ -2536,7 +2564,7 @@ static g2z_status g2zr_validate(g2z_run *run, g2z_run_event *event) {
   const g2zr_number values[] = {{"val_loss", loss},
                                 {"val_ms", seconds * 1e3},
                                 {"val_bits_per_byte", g2zr_bits_per_byte(run, loss)},
-                                {"target_seconds", sum->target_s}};
+                                {"target_seconds", target.wall_s}};
   char last[128];
   snprintf(last, sizeof last, ", \"val_set\": \"%s\"%s", run->measure.set,
            reached ? ", \"target\": true" : "");
@@ -2630,6 +2658,7 @@ static g2z_status g2zr_finish(g2z_run *run) {
   const int reports = run->steps > 0 && run->context->rank == 0;
   const char *earlier = run->saved < 0 ? "" : ", or from an earlier checkpoint";
   const double target = g2zr_decimal((float)run->sum.target_loss);
+  const g2zr_low low = g2zr_best(run), reached = g2zr_target(run);
   int64_t length;
   const char *flag = g2zr_length(run, &length);
   /* Checkpoint and weights are already saved, and metrics.jsonl shows at which step this began. */
@@ -2637,8 +2666,8 @@ static g2z_status g2zr_finish(g2z_run *run) {
   if (reports) {
     if (run->known.step > 0 && !isnan(run->known.loss))
       snprintf(loss, sizeof loss, "loss %.4f, ", run->known.loss);
-    if (!isnan(run->sum.best_val_loss))
-      snprintf(best, sizeof best, "best validation loss %.4f, ", run->sum.best_val_loss);
+    if (!isnan(low.loss))
+      snprintf(best, sizeof best, "best validation loss %.4f, ", low.loss);
     const double skips = run->sum.steps - run->sum.applied;
     if (run->config.train.optimizer.skip_spikes > 0)
       snprintf(skipped, sizeof skipped, " (%.0f skipped, %.0f as spikes)", skips, run->sum.spikes);
@@ -2651,31 +2680,30 @@ static g2z_status g2zr_finish(g2z_run *run) {
               "is worse than guessing, which has %.4g. Start again with a lower --lr (%g)%s",
               g2zr_recent_loss(run), log(run->config.train.model.vocab),
               (double)run->config.train.optimizer.lr, earlier);
-    if (run->impatient && isnan(run->sum.best_step))
+    if (run->impatient && isnan(low.step))
       G2ZR_SAY(run, "ended early by --patience %" PRId64 ": each validation loss was nan",
                run->config.patience);
     else if (run->impatient)
       G2ZR_SAY(run, "ended early by --patience %" PRId64 ": no validation loss below %.4f since "
-               "step %.0f", run->config.patience, run->sum.best_val_loss, run->sum.best_step);
-    if (!isnan(run->sum.target_step))
+               "step %.0f", run->config.patience, low.loss, low.step);
+    if (!isnan(reached.step))
       G2ZR_SAY(run, "target loss %g: reached at step %.0f, after %.0f tokens, %s", target,
-               run->sum.target_step, run->sum.target_tokens, g2zr_duration(run->sum.target_s).text);
+               reached.step, reached.tokens, g2zr_duration(reached.wall_s).text);
     else if (target > 0) G2ZR_SAY(run, "target loss %g: not reached", target);
     if (run_dir) G2ZR_SAY(run, "curves: %s/report.html", run_dir);
-    if (run->config.keep_best && !isnan(run->sum.best_step)) {
+    if (run->config.keep_best && !isnan(low.step)) {
       int64_t linked;
       int other;
-      const g2z_path kept = g2zr_checkpoint(run, (int64_t)run->sum.best_step, "");
+      const g2z_path kept = g2zr_checkpoint(run, (int64_t)low.step, "");
       const int is_best = g2zr_linked(run, &linked, &other) == G2Z_OK &&
-                          (double)linked == run->sum.best_step;
+                          (double)linked == low.step;
       const g2z_path named = is_best ? g2zr_in(run, "best") : kept;
       if (access(named.text, F_OK) == 0) {
         G2ZR_SAY(run, "best weights: %s, of step %.0f, validation loss %.4f", named.text,
-                 run->sum.best_step, run->sum.best_val_loss);
-        if (run->sum.best_step < (double)run->step) better = named;
+                 low.step, low.loss);
+        if (low.step < (double)run->step) better = named;
       } else
-        G2ZR_SAY(run, "best weights: not kept; the lowest loss is of step %.0f",
-                 run->sum.best_step);
+        G2ZR_SAY(run, "best weights: not kept; the lowest loss is of step %.0f", low.step);
     }
   }
   const char *use = better.text[0] ? better.text : saved;

@@ -1687,7 +1687,8 @@ static void test_run_note(g2z_test *t) {
       {"\"log_bytes\": \"[0-9]*\"", "\"log_bytes\": null", "no totals.log_bytes, or"},
       {"\"due\": \"", "\"due\": \"99999", "no totals.due, or"},
       {"\"evaluated\": \"0", "\"evaluated\": \"0.5", "no totals.evaluated, or"},
-      {"\"best_step\": \"", "\"best_step\": \"-", "no totals.best_step, or"},
+      {"\"step\": \"", "\"step\": \"-", "no step, or"},
+      {"\"low\"", "\"law\"", "no low, or"},
       {"\"stale\"", "\"stall\"", "no totals.stale, or"},
       {"\"log_late\"", "\"log_last\"", "no log_late, or"},
       {"\"wall_s\": \"", "\"wall_s\": \"-", "no totals.wall_s, or"},
@@ -1716,6 +1717,12 @@ static void test_run_targets_resumed(g2z_test *t) {
   const char *left = "run/events.out.tfevents.0000000001.host.partial";
   test_sh(t, "touch %s && grep run_id run/training_metrics.json > id", left); /* by a kill */
   s.config.resume = "latest";
+  for (int turn = 0; turn < 2; turn++) { /* another target, which an earlier validation reached */
+    s.config.target_loss = turn ? 4 : 5;
+    test_run_well(t, &s);
+    CHECK_HAS(t, test_read(t, "run/training_metrics.json"),
+              turn ? "\"target_step\": 8," : "\"target_step\": 6,");
+  }
   for (int turn = 0; turn < 3; turn++) { /* no --val; other tokens; no --val again */
     test_run_setup next = s;
     next.config.train.optimizer.steps = 14 + 2 * turn;
