@@ -11,10 +11,10 @@
 #
 # Only the tokens of completions and the end of text count in the loss. Nothing is inserted between
 # prompt and completion. GPT-2's tokens begin with their space: put it into the completion.
-# A sequence is as long as the model's context allows, or as all examples if they are fewer tokens: then
-# an epoch is one step. Training takes three epochs unless --steps or --epochs is given: 40 questions
-# need --epochs 30 or more. --max-train-steps stops it earlier. It uses all examples. A failure before
-# the training begins leaves no OUT.
+# A sequence is as long as the model's context allows, or as all examples together if these are
+# fewer tokens: then an epoch is one step. Training takes three epochs unless --steps or --epochs is
+# given: 40 questions need --epochs 30 or more. --max-train-steps stops it earlier. It uses all
+# examples. A failure before the training begins leaves no OUT.
 set -eu
 fail() { echo "finetune.sh: $*" >&2; exit 1; }
 case ${1:-} in -h | --help) sed -n '2,/^set/{/^set/!s/^# \{0,1\}//p;}' "$0"; exit ;; esac

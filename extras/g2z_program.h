@@ -369,8 +369,8 @@ static g2z_status g2zg_flag_set(g2z_services *services, const g2z_flag *flag, co
     for (int i = 0; i < texts->count && flag->kind == G2Z_FLAG_GLOBS; i++) {
       if (strcmp(texts->text[i], text) != 0) continue;
       if (strchr(text, ':'))
-        G2Z_REFUSE(services, "--%s %.300s is given twice, but would count once: remove one of them, "
-                   "or give the files once, with a larger weight", flag->name, text);
+        G2Z_REFUSE(services, "--%s %.300s is given twice, but would count once: remove one of "
+                   "them, or give the files once, with a larger weight", flag->name, text);
       return G2Z_OK;
     }
     if (texts->count == G2Z_TEXTS)

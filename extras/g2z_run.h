@@ -190,8 +190,8 @@ G2Z_API g2z_flag g2z_setting_flag(const char *name, const char *setting, void *d
 G2Z_API g2z_status g2z_run_options_parse(g2z_services *services, int argc, char **argv,
                                          g2z_run_options *options);
 G2Z_API void g2z_run_options_free(g2z_services *services, g2z_run_options *options);
-/* A sentence of the library in the words of the command line: "heads=7" becomes "--heads 7". Returns
- * `out`, which has the sentence as it is if that names a flag already. */
+/* A sentence of the library in the words of the command line: "heads=7" becomes "--heads 7".
+ * Returns `out`, which has the sentence as it is if that names a flag already. */
 G2Z_API const char *g2z_run_options_words(const char *sentence, char *out, size_t room);
 /* The table of flags for --help. */
 G2Z_API void g2z_run_options_print(void (*line)(void *user, const char *text), void *user);
@@ -3204,8 +3204,8 @@ static g2z_status g2zr_check_shards(g2z_services *services, const g2z_run_option
   if (file) fclose(file);
   g2z_shell_word(path, words[1], sizeof words[1]);
   if (head == 20240520) /* of llm.c's shards, and so of prepare_data's */
-    G2Z_REFUSE(services, "%s %.200s: the name of token shards ends in .bin. Rename it: mv %s %s.bin",
-               flag, path, words[1], words[1]);
+    G2Z_REFUSE(services, "%s %.200s: the name of token shards ends in .bin. Rename it: mv %s "
+               "%s.bin", flag, path, words[1], words[1]);
   G2Z_REFUSE(services, "%s %.200s: the name of token shards ends in .bin. To make shards of text, "
              "data/NAME_train_*.bin%s: ./prepare_data --vocab %s --out data --name NAME %s", flag,
              path, vocab ? "" : ", with GPT-2's vocabulary (make vocab)",
@@ -3225,21 +3225,21 @@ static g2z_status g2zr_check_weights(g2z_services *services, const char *weights
   G2Z_TRY(g2zr_has(services, weights, "config.json", &there));
   if (there || !*weights) return G2Z_OK;
   if (stat(weights, &info) != 0 && (errno == ENOENT || errno == ENOTDIR))
-    G2Z_REFUSE(services, "--init-from %.300s: there is no such directory. A run writes RUN_DIR/weights "
-               "at its end; make gpt2 downloads OpenAI's weights into gpt2", weights);
+    G2Z_REFUSE(services, "--init-from %.300s: there is no such directory. A run writes "
+               "RUN_DIR/weights at its end; make gpt2 downloads OpenAI's weights into gpt2", weights);
   for (size_t i = 0; i < G2Z_COUNT(known); i++) {
     const g2z_path pattern = g2z_path_in(weights, "%s/config.json", known[i].name);
     if (glob(pattern.text, 0, NULL, &found) != 0) continue;
     char *last = found.gl_pathv[found.gl_pathc - 1]; /* they are sorted */
     *strrchr(last, '/') = 0;
-    g2z_fail(services, G2Z_BAD_ARGUMENT, "--init-from %.300s has no config.json. For %s: --init-from "
-             "%s", weights, known[i].what, g2z_shell_word(last, word, sizeof word));
+    g2z_fail(services, G2Z_BAD_ARGUMENT, "--init-from %.300s has no config.json. For %s: "
+             "--init-from %s", weights, known[i].what, g2z_shell_word(last, word, sizeof word));
     globfree(&found);
     return G2Z_BAD_ARGUMENT;
   }
-  G2Z_REFUSE(services, "--init-from %.300s has no config.json: name a directory with config.json and "
-             "model.safetensors, such as a run's RUN_DIR/weights, written at its end, a checkpoint, "
-             "or gpt2, which make gpt2 downloads", weights);
+  G2Z_REFUSE(services, "--init-from %.300s has no config.json: name a directory with config.json "
+             "and model.safetensors, such as a run's RUN_DIR/weights, written at its end, a "
+             "checkpoint, or gpt2, which make gpt2 downloads", weights);
 }
 
 /* Sets the model: from the weights, or from a preset with the flags' overrides. */
