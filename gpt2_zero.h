@@ -29,8 +29,8 @@
  * DOES NOT
  *     - split the computation of a model: each rank runs the whole model on its own sequences;
  *     - read tokens wider than 16 bits;
- *     - exit, abort or print: it returns a status and logs through a callback. One exception: a rank
- *       on a GPU ends its process when another rank is lost (room 10, on_fault).
+ *     - exit, abort or print: it returns a status and logs through a callback. One exception: a
+ *       rank on a GPU ends its process when another rank is lost (room 10, on_fault).
  *
  * BUILD SWITCHES, before the include
  *     GPT2_ZERO_IMPLEMENTATION   in one file of the program: include the implementation too
@@ -126,9 +126,10 @@
  * ERRORS
  *     Every call that can fail returns a g2z_status, and writes a sentence with the values and the
  *     remedy to g2z_services.error. Outputs are the last arguments and are NULL on failure. _free
- *     accepts NULL. If another rank dies or hangs, ranks on CPUs return G2Z_LOST; ranks on GPUs end
- *     with exit code G2Z_EXIT_LOST, 70 (room 10). Files are checked before they are used. A file gets its final name only when it
- *     is whole: until then it is "NAME.partial". G2Z_ASSERT catches bugs of the caller.
+ *     accepts NULL. Files are checked before they are used. A file gets its final name only when it
+ *     is whole: until then it is "NAME.partial". G2Z_ASSERT catches bugs of the caller. If another
+ *     rank dies or hangs, ranks on CPUs return G2Z_LOST; ranks on GPUs end with exit code
+ *     G2Z_EXIT_LOST, 70 (room 10).
  *
  * THREADS
  *     An object is used by one thread at a time, and may move to another. A g2z_tokenizer is
@@ -916,8 +917,8 @@ G2Z_API g2z_status g2z_shard_writer_create(g2z_services *services, const char *p
                                            g2z_shard_format format, uint64_t vocab_hash,
                                            g2z_shard_writer **out);
 /* ids are 0..65535; with G2Z_UNCOUNTED added, the token does not count. A shard with such tokens
- * gets a mask; the commit of any other shard removes an earlier mask of this name. A call that fails
- * for lack of memory appends nothing; after a failure of the disk the commit fails, too. */
+ * gets a mask; the commit of any other shard removes an earlier mask of this name. A call that
+ * fails for lack of memory appends nothing; after a failure of the disk the commit fails, too. */
 #define G2Z_UNCOUNTED (1 << 30)
 G2Z_API g2z_status g2z_shard_writer_append(g2z_shard_writer *writer, const int32_t *ids,
                                            size_t count);
@@ -1144,8 +1145,8 @@ typedef struct g2z_update {
 
 typedef enum g2z_span { G2Z_SPAN_LIST(G2Z_LIST_NAME) G2Z_SPAN_COUNT } g2z_span;
 
-/* A GPU times the algorithms of a product when its shape first appears while tuning is ON, and keeps
- * the fastest; choices made while it was OFF are made again. The choice changes the order of
+/* A GPU times the algorithms of a product when its shape first appears while tuning is ON, and
+ * keeps the fastest; choices made while it was OFF are made again. The choice changes the order of
  * addition: to repeat a run to the bit, read its table. */
 typedef enum g2z_tune {
   G2Z_TUNE_OFF,                /* the library's first choice: best for shapes that appear once, as
@@ -1173,11 +1174,12 @@ typedef struct g2z_sampling {
 #define G2Z_NARROW_ROW(n) (((size_t)(n) + 15) / 16 * 16)
 
 typedef struct g2z_ops {
-  /* Tensors of products (linear_*, attention_*, head_*, orthogonalize) start at multiples of 16 bytes.
+  /* Tensors of products (linear_*, attention_*, head_*, orthogonalize) start at multiples of 16
+   * bytes.
    *
-   * Memory and order. allocate() returns zeroed memory, aligned to 16 bytes. An upload from memory of allocate_host runs
-   * while the host continues. mark(event) puts a mark into the queue; wait(event) blocks the host
-   * until the device has passed that mark; events are 0..7. */
+   * Memory and order. allocate() returns zeroed memory, aligned to 16 bytes. An upload from memory
+   * of allocate_host runs while the host continues. mark(event) puts a mark into the queue;
+   * wait(event) blocks the host until the device has passed that mark; events are 0..7. */
   g2z_status (*allocate)(g2z_device *device, size_t bytes, void **out);
   void (*release)(g2z_device *device, void *memory);
   g2z_status (*allocate_host)(g2z_device *device, size_t bytes, void **out);
@@ -1434,11 +1436,11 @@ G2Z_API g2z_status g2z_device_span_times(g2z_device *device, g2z_span_times out[
  *
  * Three things end the job: a connection that ends without a goodbye (a killed process: noticed
  * within 10 s), silence_s without a heartbeat (a host that is gone: 30 s), and hang_s without a
- * micro-step or collective (a hang: 600 s). An asynchronous error of NCCL, such as a dead link, ends
- * it within seconds. Rank 0 names the culprit to all ranks; if it is the culprit, each rank names
- * it. Then ranks on CPUs return G2Z_LOST. A rank on a GPU ends its process with exit code
- * G2Z_EXIT_LOST: its GPU may wait for the lost rank for ever, and so would every call that waits for
- * the GPU, even NCCL's abort.
+ * micro-step or collective (a hang: 600 s). An asynchronous error of NCCL, such as a dead link,
+ * ends it within seconds. Rank 0 names the culprit to all ranks; if it is the culprit, each rank
+ * names it. Then ranks on CPUs return G2Z_LOST. A rank on a GPU ends its process with exit code
+ * G2Z_EXIT_LOST: its GPU may wait for the lost rank for ever, and so would every call that waits
+ * for the GPU, even NCCL's abort.
  *
  * After g2z_context_create all ranks make every call in the same order, except g2z_ranks_place,
  * _collectives and _write_flight. A job of one rank opens no connection. */
@@ -1477,9 +1479,9 @@ typedef struct g2z_ranks_config {
   double join_s;                  /* longest wait until all ranks have joined */
   double silence_s;               /* a rank without a heartbeat for this time is dead; 0: never */
   double hang_s;                  /* a rank without progress for this time hangs; 0: never */
-  /* Called once, from a thread of the library, when the job cannot continue: it may report the fault
-   * and end the process itself. NULL: a rank on a GPU writes the sentence to standard error. When
-   * it returns, a rank on a GPU ends (see above); a rank on a CPU goes on to return G2Z_LOST. */
+  /* Called once, from a thread of the library, when the job cannot continue. It may report the
+   * fault, and may end the process itself. NULL: a rank on a GPU writes the sentence to standard
+   * error. After it returns, a rank on a GPU ends (see above); on a CPU calls return G2Z_LOST. */
   void (*on_fault)(void *user, const g2z_fault *fault);
   void *user;
 } g2z_ranks_config;
@@ -4086,8 +4088,8 @@ G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
   return G2Z_OK;
 }
 
-/* With graph=auto a step of more kernels is not recorded: it takes long enough to hide its launches,
- * and a graph takes memory for each. Its size is the driver's affair: this much is planned. */
+/* With graph=auto a step of more kernels is not recorded: it takes long enough to hide its
+ * launches, and a graph takes memory for each. The driver decides how much; this is planned. */
 #define G2Z__GRAPH_LAUNCHES 16384
 #define G2Z__GRAPH_LAUNCH_BYTES ((size_t)64 << 10)
 
@@ -4573,8 +4575,8 @@ G2Z_API void g2z_shard_writer_free(g2z_shard_writer *writer) {
 /* ----- opening ----- */
 
 /* What a file system knows of a file's content. No user can set the time of the last change
- * (st_ctime): writing sets it, and so does a new name. A file that takes the name of another may get
- * the same time, but has another inode. */
+ * (st_ctime): writing sets it, and so does a new name. A file that takes the name of another may
+ * get the same time, but has another inode. */
 typedef struct g2z__version {
   uint64_t inode;
   int64_t changed;   /* in ns */
@@ -8007,8 +8009,8 @@ G2Z__PRIVATE g2z_status g2z__ranks_all(g2z_ranks *ranks, int mine, int *all) {
   return status;
 }
 
-/* Meets the other ranks at the end, before this rank frees what they use. If a rank is lost, or this
- * rank failed alone, it returns at once. If a rank comes here while the others continue, it is
+/* Meets the other ranks at the end, before this rank frees what they use. If a rank is lost, or
+ * this rank failed alone, it returns at once. If a rank comes here while the others continue, it is
  * blamed after G2Z__ALONE_S; if they are in another call of this room, that call fails. */
 G2Z__PRIVATE void g2z__ranks_part(g2z_ranks *ranks) {
   pthread_mutex_lock(&ranks->lock);
@@ -8017,7 +8019,8 @@ G2Z__PRIVATE void g2z__ranks_part(g2z_ranks *ranks) {
   pthread_mutex_unlock(&ranks->lock);
   if (alone || ranks->broken != G2Z_OK) return;
   g2z__ranks_phase(ranks, "free", step, G2Z__ALONE_S - ranks->config.hang_s);
-  (void)g2z__ranks_call(ranks, G2Z__FREE, -1, NULL, NULL, 0); /* after a failure, it frees as well */
+  /* If the call fails, the caller frees all the same. */
+  (void)g2z__ranks_call(ranks, G2Z__FREE, -1, NULL, NULL, 0);
   g2z__ranks_phase(ranks, "free", step, 0);
 }
 
@@ -10407,8 +10410,8 @@ typedef struct g2z__continued {
   g2z_graph *graph;            /* the recorded g2z__step */
 } g2z__continued;
 
-/* Computes the logits of rows [row, row + n) of the last pass, and draws the next token of sequences
- * [first, first + n). */
+/* Computes the logits of rows [row, row + n) of the last pass, and draws the next token of
+ * sequences [first, first + n). */
 G2Z__PRIVATE g2z_status g2z__draw_next(g2z__continued *g, int first, size_t row, int n) {
   g2z_device *dev = g->model->device;
   g2z_sampling sampling = *g->sampling;

@@ -4685,7 +4685,7 @@ g2z__hopper_tile(float (&s)[8][4], float (&dp)[8][4], float (&dv)[8][4], uint32_
   for (int k = 0; k < 4; k++) g2z__as_a<A>(ds[k], dp[2 * k], dp[2 * k + 1]);
 }
 
-/* Writes dS^T to shared memory, for dQ. wgmma reads it: each writing thread fences its own writes. */
+/* Writes dS^T to shared memory, for dQ. Each thread fences its own writes: wgmma reads them. */
 static __device__ inline void g2z__hopper_publish(g2z__hopper_keys &keys,
                                                   const uint32_t (&ds)[4][4]) {
   typedef g2z__hopper_shared S;

@@ -447,7 +447,7 @@ static void test_cuda_model(g2z_test *t) {
 }
 
 /* Scores, logits and generation over shapes. The vocabularies lie around multiples of 4 and of 128:
- * rows of logits then start at addresses of all alignments, and cuBLASLt chooses other algorithms. */
+ * rows of logits then start at addresses of all alignments, and cuBLASLt chooses by them. */
 static const struct inuse_shape {
   int vocab, heads, channels;
 } inuse_shapes[] = {{256, 2, 32},   {257, 2, 32},   {4095, 2, 64},  {4096, 25, 200},
@@ -502,7 +502,8 @@ static void inuse_shape_on(g2z_test *t, g2z_model *gpu, g2z_model *cpu, double b
     for (int length = T; length > 0; length = length == 1 ? 0 : length / 2 - length % 2) {
       CHECK_OK(t, g2z_model_logits(gpu, text, count, length, got));
       CHECK_OK(t, g2z_model_logits(cpu, text, count, length, want));
-      for (size_t i = 0; i < (size_t)(count * length) * V; i++) CHECK_NEAR(t, got[i], want[i], bound);
+      for (size_t i = 0; i < (size_t)(count * length) * V; i++)
+        CHECK_NEAR(t, got[i], want[i], bound);
       CHECK_OK(t, g2z_model_score(gpu, text, targets, count, length, losses[0], &mean[0]));
       CHECK_OK(t, g2z_model_score(cpu, text, targets, count, length, losses[1], &mean[1]));
       for (int i = 0; i < count * length; i++)

@@ -421,8 +421,8 @@ static void resume_steps(g2z_test *t, g2z_trainer *trainer, int first, int last,
   }
 }
 
-/* resume DEVICE DIRECTORY FIRST COUNT: for each of these cases a training that saves in the middle, one that resumes
- * there, and one from the start; the last two use the first one's tuning table. */
+/* resume DEVICE DIRECTORY FIRST COUNT: for each of these cases a training that saves in the middle,
+ * one that resumes there, and one from the start; the last two use the first one's tuning table. */
 static void rank_resume(g2z_test *t, char **argv) {
   enum { MIDDLE = RESUME_STEPS / 2 };
   const int gpu = atoi(argv[0]), first = atoi(argv[2]), count = atoi(argv[3]);

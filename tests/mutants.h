@@ -101,7 +101,7 @@
     "moments in bf16 round alike in every step")                                                   \
   X(adamw_range, OP_ADAMW, IN_STEPS, "the last range of weights stays as it was")                  \
   X(momentum_zero, OP_MUON, IN_TRAINED, "Muon has no momentum")                                    \
-  X(momentum_range, OP_MUON, TESTS("muon_trainer", "cuda_zero_muon"),                                   \
+  X(momentum_range, OP_MUON, TESTS("muon_trainer", "cuda_zero_muon"),                              \
     "the last range has the direction of an earlier step")                                         \
   X(momentum_skip, OP_MUON, IN_SKIPPED, "a skipped step changes Muon's momentum")                  \
   X(orthogonal_tall, OP_MUON, TESTS("ops_orthogonalize muon_trainer", ""),                         \

@@ -455,8 +455,8 @@ typedef struct test_scene {
   {test, "loop 1000000" program, NULL, 4, odd, code, 137, says, too, signal, after, 10}
 /* Ranks that have GPUs, by their word. */
 #define GPUS(odd, odd_gpu, gpu, how, says) \
-  {"ranks_killed_gpu", "loop 1000000 device=GPU-" #gpu how, "loop 1000000 device=GPU-" #odd_gpu how, \
-   2, odd, G2Z_EXIT_LOST, 137, says, NULL, SIGKILL, 0.1, 10}
+  {"ranks_killed_gpu", "loop 1000000 device=GPU-" #gpu how, \
+   "loop 1000000 device=GPU-" #odd_gpu how, 2, odd, G2Z_EXIT_LOST, 137, says, NULL, SIGKILL, 0.1, 10}
 #define CUT(odd) \
   {"ranks_cut", "loop 9999 " #odd " cut", NULL, 4, odd, 70, 70, "fault of rank 2: rank 2 on ", \
    " lost its data connection to rank 0 on ", 0, 0, 2}
