@@ -3058,13 +3058,14 @@ static const struct { const char *flag, *setting; } g2zr_settings[] = {G2ZR_FLAG
 #undef OPTIMIZER
 #undef GROUP
 
-/* The flag of a setting; NULL: it is none, or has no flag. */
-static const char *g2zr_flag_of(const char *setting, size_t length) {
-  for (size_t i = 0; i < G2Z_COUNT(g2zr_settings); i++)
-    if (strlen(g2zr_settings[i].setting) == length &&
-        memcmp(g2zr_settings[i].setting, setting, length) == 0)
-      return g2zr_settings[i].flag;
-  return NULL;
+/* The entry of a setting, by its name or its flag's; -1: there is none. */
+static int g2zr_setting_at(const char *name, size_t length) {
+  for (size_t i = 0; i < G2Z_COUNT(g2zr_settings); i++) {
+    const char *const names[] = {g2zr_settings[i].setting, g2zr_settings[i].flag};
+    for (int k = 0; k < 2; k++)
+      if (strlen(names[k]) == length && memcmp(names[k], name, length) == 0) return (int)i;
+  }
+  return -1;
 }
 
 G2Z_API const char *g2z_run_options_words(const char *sentence, char *out, size_t room) {
@@ -3074,19 +3075,17 @@ G2Z_API const char *g2z_run_options_words(const char *sentence, char *out, size_
   for (const char *at = sentence; *at && used < room;) { /* word by word */
     const size_t word = strcspn(at, " ") + (at[strcspn(at, " ")] == ' ');
     const size_t length = strspn(at, "abcdefghijklmnopqrstuvwxyz0123456789_");
-    const char *flag = at[length] == '=' ? g2zr_flag_of(at, length) : NULL;
+    const int entry = at[length] == '=' ? g2zr_setting_at(at, length) : -1;
     const char *value = at + length + 1;
-    if (flag) {
-      char name[32];
-      snprintf(name, sizeof name, "%.*s", (int)length, at);
-      const g2z_setting *setting = g2z_setting_find(name);
+    if (entry >= 0) {
+      const g2z_setting *setting = g2z_setting_find(g2zr_settings[entry].setting);
       const size_t digits = strspn(value, "0123456789");
       size_t bytes = digits;
       const char *choice = setting->words && digits ? g2z_word(setting->words, atoi(value), &bytes)
                                                     : NULL;
-      used += (size_t)snprintf(out + used, room - used, "--%s %.*s%.*s", flag, (int)bytes,
-                               choice ? choice : value, (int)(word - length - 1 - digits),
-                               value + digits);
+      used += (size_t)snprintf(out + used, room - used, "--%s %.*s%.*s",
+                               g2zr_settings[entry].flag, (int)bytes, choice ? choice : value,
+                               (int)(word - length - 1 - digits), value + digits);
     } else used += (size_t)snprintf(out + used, room - used, "%.*s", (int)word, at);
     at += word;
   }

@@ -2364,7 +2364,7 @@ static void test_train_ranks_memory(g2z_test *t) {
       "%s --layers %d --heads 32 --channels 2048 --batch 1 --zero 0 --steps 2",
       test_digits(t, "run"), (int)((free_bytes * 3 / 4 - need[0]) / (need[1] - need[0]))));
   CHECK_HAS(t, test_trains(t, 0, "%s --dry-run", flags), "rank: it fits");
-  static const char says[] = "are free for each of the 2 ranks on this host: --batch 1 with zero=";
+  static const char says[] = "are free for each of the 2 ranks on this host: --batch 1 with --zero ";
   CHECK_HAS(t, test_trains(t, 1, "%s --dry-run --ranks 2", flags), "IT DOES NOT FIT", says);
   test_train_job(t, 2, 1, says, "%s", flags);
   /* The remedies are right: with the stage that they name last, the model fits. */
