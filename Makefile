@@ -149,7 +149,7 @@ build/sanitized/%: %.c gpt2_zero.h $(EXTRAS)
 # with the ops that the others test: racecheck's records of two of them fill 100 GiB of memory.
 # racecheck aborts in cuBLASLt's kernels, so plain ones replace them.
 SANITIZE_TOOLS ?= memcheck initcheck racecheck
-SANITIZE_TESTS ?= $(filter-out cuda_zero% cuda_hosts cuda_lost% cuda_gpus cuda_early cuda_recompute cuda_golden cuda_gradients, \
+SANITIZE_TESTS ?= $(filter-out cuda_zero% cuda_hosts cuda_lost% cuda_gpus cuda_graphs_apart cuda_early cuda_recompute cuda_golden cuda_gradients, \
                     $(shell sed -n 's/^    {"\(cuda_[a-z_]*\)".*/\1/p' test_gpt2.cu))
 SANITIZED := $(foreach tool,$(SANITIZE_TOOLS),$(addprefix $(tool)-,$(SANITIZE_TESTS)))
 sanitize-cuda: $(SANITIZED) ## the tests of the CUDA ops under compute-sanitizer

@@ -1770,6 +1770,7 @@ struct g2z_trainer {
   int32_t *staged[2];                /* host, x followed by y of one step */
   double data_s[2];                  /* waiting for tokens, by parity of the step */
   int64_t stagings, enqueued;
+  int64_t noted;                     /* number of collectives in a step without graphs */
   int64_t resumed_step, resumed_tokens; /* of the checkpoint; 0: none was loaded */
   int micro_step;                    /* the micro-step that is being enqueued */
   g2z__pass pass;                    /* its tokens, and how its gradients are written */
@@ -7801,6 +7802,14 @@ G2Z__PRIVATE void g2z__ranks_alone(g2z_ranks *ranks) {
   pthread_mutex_unlock(&ranks->lock);
 }
 
+/* The number of the last collective becomes `sequence`. Ranks that count alike stay in step. */
+G2Z__PRIVATE void g2z__ranks_count(g2z_ranks *ranks, int64_t sequence) {
+  pthread_mutex_lock(&ranks->lock);
+  ranks->sequence = sequence;
+  if (ranks->self.sequence >= 0) ranks->self.sequence = sequence;
+  pthread_mutex_unlock(&ranks->lock);
+}
+
 /* Records a collective that is about to be enqueued; returns its number. */
 G2Z__PRIVATE int64_t g2z__ranks_note(g2z_ranks *ranks, const char *kind, int bucket, size_t bytes) {
   pthread_mutex_lock(&ranks->lock);
@@ -9896,18 +9905,28 @@ G2Z__PRIVATE g2z_status g2z__trainer_record(g2z_trainer *t) {
  * after a start or a load is not recorded: it allocates scratch and chooses algorithms. */
 G2Z__PRIVATE g2z_status g2z__trainer_enqueue(g2z_trainer *t) {
   G2Z_TRY(g2z__restore(t));
-  if (!t->plan->graphed || t->enqueued == t->resumed_step) return g2z__zero_step(t, t->plan);
+  g2z_ranks *ranks = t->context->ranks;
+  const int64_t begun = ranks->sequence;
+  if (!t->plan->graphed || t->enqueued == t->resumed_step) {
+    g2z_status status = g2z__zero_step(t, t->plan);
+    t->noted = ranks->sequence - begun;
+    return status;
+  }
   if (!t->record.count) {
     g2z_status status = g2z__trainer_record(t);
     if (status != G2Z_OK && t->config.graph == 2) { /* auto: other ranks need not do the same */
       g2z_log(t->services, G2Z_LOG_WARNING, "steps run without CUDA graphs, as a step cannot be "
               "recorded: %s", t->services->error);
       t->plan->graphed = 0;
+      g2z__ranks_count(ranks, begun + t->noted);
       return g2z__zero_step(t, t->plan);
     }
     G2Z_TRY(status);
   }
-  g2z__ranks_note(t->context->ranks, "graph", -1, 0);
+  /* Counts as many collectives as a step without graphs: other ranks may run without. */
+  const int64_t played = ranks->sequence;
+  g2z__ranks_note(ranks, "graph", -1, 0);
+  g2z__ranks_count(ranks, played + t->noted);
   for (size_t i = 0; i < t->record.count; i++) {
     const g2z_call *c = &t->record.calls[i];
     G2Z_TRY(c->kind == G2Z_CALL_GRAPH ? t->device->ops->graph_run(t->device, c->graph)

@@ -59,6 +59,7 @@ static const struct {
     {"trouble", NULL, rank_trouble, 4},
     {"masked", NULL, rank_masked, 4},
     {"muon", NULL, rank_muon, 1},
+    {"graphs", NULL, rank_graphs, 2},
     {"slow", NULL, rank_slow, 0},
     {"lost", rank_lost, NULL, 0},
 };
@@ -237,6 +238,7 @@ static const g2z_test_entry test_table[] = {
     {"cuda_fp8", "the same on a GPU, also as a graph", test_cuda_fp8},
     {"cuda_golden", "golden values on a GPU, in each type", test_cuda_golden},
     {"graphs_refused", "a step that cannot be recorded runs", test_graphs_refused},
+    {"graphs_counted", "a step counts alike with and without graphs", test_graphs_counted},
     {"cuda_graphs_refused", "the same on a GPU", test_cuda_graphs_refused},
     {"cuda_algorithms", "of a score, a step and a checkpoint", test_cuda_algorithms},
     {"cuda_gpus", "two GPUs in one process, and other threads", test_cuda_gpus},
@@ -327,6 +329,7 @@ static const g2z_test_entry test_table[] = {
     {"cuda_zero_recompute", "recomputing changes no bit on two GPUs", test_cuda_zero_recompute},
     {"cuda_zero_trouble", "a rank's trouble on GPUs is returned by all", test_cuda_zero_trouble},
     {"cuda_zero_apart", "variables of NCCL keep the kit from copies", test_cuda_zero_apart},
+    {"cuda_graphs_apart", "a rank that cannot record a step stays in step", test_cuda_graphs_apart},
     {"cuda_hosts", "two hosts, each with a GPU: NCCL alone", test_cuda_hosts},
     {"zero_kinds", "ranks with different GPUs time for themselves", test_zero_kinds},
     {"zero_short", "a rank without memory ends a call on all, at once", test_zero_short},

@@ -534,6 +534,47 @@ static void test_graphs_refused(g2z_test *t) {
                &t->services, "no graphs");
 }
 
+/* Ranks must count alike, whether they record a step or cannot: at its begin, or at its end. A CPU
+ * has no graphs. It pretends to record, and what it computes does not matter. */
+static int graphs_fail_at; /* 0: nowhere; 1: where a recording begins; 2: where it ends */
+static g2z_status graphs_fake_begin(g2z_device *device) {
+  if (graphs_fail_at != 1) return G2Z_OK;
+  return g2z_fail(device->services, G2Z_NO_MEMORY, "no memory for a graph");
+}
+static g2z_status graphs_fake_end(g2z_device *device, g2z_graph **out) {
+  static int fake;
+  *out = graphs_fail_at == 2 ? NULL : (g2z_graph *)(void *)&fake;
+  if (graphs_fail_at != 2) return G2Z_OK;
+  return g2z_fail(device->services, G2Z_NO_MEMORY, "no memory for a graph");
+}
+static g2z_status graphs_fake_run(g2z_device *device, const g2z_graph *graph) {
+  (void)device, (void)graph;
+  return G2Z_OK;
+}
+static void graphs_fake_free(g2z_device *device, g2z_graph *graph) { (void)device, (void)graph; }
+static void test_graphs_counted(g2z_test *t) {
+  const g2z_train_config config = test_config_of(2, 2, 16, 8, 61);
+  int64_t counted[3];
+  for (graphs_fail_at = 0; graphs_fail_at < 3; graphs_fail_at++) {
+    float losses[4];
+    g2z_trainer *trainer = test_trainer_of(t, &config);
+    const g2z_ops *right = trainer->device->ops;
+    g2z_ops ops = *right;
+    ops.graph_begin = graphs_fake_begin;
+    ops.graph_end = graphs_fake_end;
+    ops.graph_run = graphs_fake_run;
+    ops.graph_free = graphs_fake_free;
+    trainer->device->ops = &ops;
+    trainer->plan->graphed = 1;
+    graphs_run(t, trainer, losses);
+    CHECK(t, trainer->plan->graphed == (graphs_fail_at == 0));
+    counted[graphs_fail_at] = trainer->context->ranks->sequence;
+    g2z__record_free(trainer->comm, &trainer->record);
+    trainer->device->ops = right;
+  }
+  CHECK(t, counted[0] > 4 && counted[1] == counted[0] && counted[2] == counted[0]);
+}
+
 /* On a GPU, a recording whose last call fails leaves the trainer as it was. */
 static const g2z_ops *graphs_right;
 static g2z_status graphs_end(g2z_device *device, g2z_graph **out) {
@@ -979,6 +1020,30 @@ static void rank_zero(g2z_test *t, char **argv) {
   }
   if (context->rank == 0)
     CHECK_OK(t, rank_leaves(argv[4], losses, (size_t)cases * sizeof losses[0]));
+}
+
+/* "graphs STAGE DIRECTORY": rank 1 cannot record a step, and the other ranks record theirs. All stay
+ * in step: a checkpoint is saved, and the losses equal those of ranks that all record. */
+static void rank_graphs(g2z_test *t, char **argv) {
+  float losses[2][ZERO_STEPS];
+  g2z_context *context = rank_context(t, 1);
+  g2z_train_config config = zero_config(atoi(argv[0]), 1, context->world, G2Z_FP32);
+  config.graph = 2;
+  config.tune = G2Z_TUNE_OFF;
+  for (int refused = 0; refused < 2; refused++) {
+    const int before = t->owned_count, mine = refused && context->rank == 1;
+    g2z_trainer *trainer = rank_trainer(t, context, &config);
+    g2z_ops ops = *trainer->device->ops;
+    graphs_right = trainer->device->ops;
+    ops.graph_end = graphs_end;
+    if (mine) trainer->device->ops = &ops;
+    zero_train(t, trainer, losses[refused]);
+    CHECK(t, trainer->plan->graphed == !mine);
+    CHECK_OK(t, g2z_trainer_save(trainer, test_text("%s.%d", argv[1], refused)));
+    trainer->device->ops = graphs_right;
+    test_end(t, before);
+  }
+  CHECK(t, memcmp(losses[0], losses[1], sizeof losses[0]) == 0);
 }
 
 /* Counts gathers. Whenever a block is computed, checks the block buffers: one holds this block, and
@@ -1552,6 +1617,12 @@ static void test_cuda_zero_recompute(g2z_test *t) {
 static void test_cuda_zero_trouble(g2z_test *t) {
   const int world = zero_gpus(t);
   if (world) test_zero_trouble_on(t, 1, world);
+}
+
+static void test_cuda_graphs_apart(g2z_test *t) {
+  if (!zero_gpus(t)) return;
+  for (int stage = 0; stage < 4; stage++)
+    test_ranks_job(t, 2, 0, NULL, "graphs %d %s", stage, test_at(t, "stage%d", stage));
 }
 
 /* One micro-step in each stage and with dp, without copies between GPUs. */
