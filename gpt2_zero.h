@@ -1481,7 +1481,8 @@ typedef struct g2z_ranks_config {
   double hang_s;                  /* a rank without progress for this time hangs; 0: never */
   /* Called once, from a thread of the library, when the job cannot continue. It may report the
    * fault, and may end the process itself. NULL: a rank on a GPU writes the sentence to standard
-   * error. After it returns, a rank on a GPU ends (see above); on a CPU calls return G2Z_LOST. */
+   * error. After it returns, a rank on a GPU ends (see above) by _exit, which does not flush
+   * stdio's buffers; on a CPU calls return G2Z_LOST. */
   void (*on_fault)(void *user, const g2z_fault *fault);
   void *user;
 } g2z_ranks_config;
@@ -4390,7 +4391,7 @@ G2Z_API g2z_status g2z_plan_fits(g2z_services *services, const g2z_train_config 
                                  const g2z_plan *plan, size_t free_bytes, int sharing) {
   const int shards = plan->world > 1 && plan->strategy == G2Z_STRATEGY_ZERO;
   const double needs = g2z__gib(g2z__plan_needs(plan)), there = g2z__gib(free_bytes);
-  char remedy[300] = "", each[64] = "", stage[16] = "";
+  char remedy[300] = "", each[64] = "", stage[32] = "";
   if (g2z__plan_needs(plan) <= free_bytes) return G2Z_OK;
   if (sharing > 1) snprintf(each, sizeof each, " for each of the %d ranks on this host", sharing);
   int most = 0; /* the largest batch of all trials, at most the requested one */
@@ -4408,7 +4409,7 @@ G2Z_API g2z_status g2z_plan_fits(g2z_services *services, const g2z_train_config 
     if (batch <= most) continue;
     most = batch;
     const char *joins = i % 2 ? " and" : " with";
-    if (i > 1) snprintf(stage, sizeof stage, "%s zero=%d", joins, trial.zero_stage);
+    if (i > 1) snprintf(stage, sizeof stage, "%s zero_stage=%d", joins, trial.zero_stage);
     const size_t used = strlen(remedy);
     snprintf(remedy + used, sizeof remedy - used, "%sbatch=%d%s%s fits", used ? ", " : "", batch,
              i % 2 ? " with recompute=block" : "", stage);
@@ -6693,7 +6694,7 @@ static const g2z_ops *g2z__cpu_ops(void) {
   X(GOODBYE,    "goodbye",     sizeof(g2z__pulse))  /* a rank that leaves; rank 0's answer */      \
   X(GATHER,     "all_gather",  G2Z__ANY)            /* on data: a rank's part, then all parts */   \
   X(BROADCAST,  "broadcast",   G2Z__ANY)            /* on data: the root's bytes */                \
-  X(FREE,       "free",        0)                   /* on data: a rank that frees what all use */ \
+  X(FREE,       "free",        0)                   /* on data: a rank frees what all use */    \
   X(REFUSAL,    "refusal",     G2Z__ANY)            /* on data, rank 0: how the calls differ */
 
 #define X(kind, text, bytes) G2Z__##kind,
@@ -7789,7 +7790,7 @@ G2Z__PRIVATE void g2z__ranks_progress(g2z_ranks *ranks, const volatile uint32_t 
   pthread_mutex_unlock(&ranks->lock);
 }
 
-#define G2Z__ALONE_S 8 /* limit from this failure to GOODBYE: a broken device may hang */
+#define G2Z__ALONE_S 8 /* limit for a rank that others may wait for, although it will not come */
 
 /* Reports that this rank has failed and that no verdict carries this. Other devices may wait
  * for its device although it has begun as many collectives as they have. Sequence -1 makes it the
@@ -7797,7 +7798,7 @@ G2Z__PRIVATE void g2z__ranks_progress(g2z_ranks *ranks, const volatile uint32_t 
 G2Z__PRIVATE void g2z__ranks_alone(g2z_ranks *ranks) {
   pthread_mutex_lock(&ranks->lock);
   ranks->self.sequence = -1;
-  if (ranks->self.limit_s > G2Z__ALONE_S) ranks->self.limit_s = G2Z__ALONE_S;
+  ranks->self.limit_s = G2Z__ALONE_S; /* to GOODBYE: a broken device may hang */
   g2z__ranks_move(ranks);
   pthread_mutex_unlock(&ranks->lock);
 }
@@ -8027,7 +8028,10 @@ G2Z__PRIVATE void g2z__ranks_part(g2z_ranks *ranks) {
   const int64_t step = ranks->self.step;
   pthread_mutex_unlock(&ranks->lock);
   if (alone || ranks->broken != G2Z_OK) return;
-  g2z__ranks_phase(ranks, "free", step, G2Z__ALONE_S - ranks->config.hang_s);
+  g2z__ranks_phase(ranks, "free", step, 0);
+  pthread_mutex_lock(&ranks->lock);
+  ranks->self.limit_s = G2Z__ALONE_S;
+  pthread_mutex_unlock(&ranks->lock);
   /* If the call fails, the caller frees all the same. */
   (void)g2z__ranks_call(ranks, G2Z__FREE, -1, NULL, NULL, 0);
   g2z__ranks_phase(ranks, "free", step, 0);
