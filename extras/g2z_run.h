@@ -2028,13 +2028,14 @@ static g2z_status g2zr_write_launch(g2z_run *run) {
   if (run->context->rank != 0 || !run_dir) return G2Z_OK;
   G2Z_TRY(g2zr_check_best(run));
   unlink(g2zr_in(run, "RUN_FAILED.json").text);
-  /* A kill leaves .partial files: of ranks that reported a fault, or of TensorBoard's file. */
+  /* A kill leaves .partial files: of ranks that reported a fault, TensorBoard's, the link best. */
   DIR *directory = opendir(run_dir);
   for (struct dirent *entry; directory && (entry = readdir(directory)) != NULL;) {
     const char *name = entry->d_name, *end = strstr(name, ".partial");
     if (end && !end[8] && (strncmp(name, "flight_rank_", 12) == 0 ||
                            strncmp(name, "events.out.tfevents.", 20) == 0 ||
-                           strncmp(name, "RUN_FAILED.json", 15) == 0))
+                           strncmp(name, "RUN_FAILED.json", 15) == 0 ||
+                           strcmp(name, "best.partial") == 0))
       unlink(g2zr_in(run, name).text);
   }
   if (directory) closedir(directory);
@@ -2659,7 +2660,8 @@ static g2z_status g2zr_finish(g2z_run *run) {
   const char *earlier = run->saved < 0 ? "" : ", or from an earlier checkpoint";
   const double target = g2zr_decimal((float)run->sum.target_loss);
   const g2zr_low low = g2zr_best(run), reached = g2zr_target(run);
-  int64_t length;
+  int64_t length, linked;
+  int other;
   const char *flag = g2zr_length(run, &length);
   /* Checkpoint and weights are already saved, and metrics.jsonl shows at which step this began. */
   G2Z_TRY(g2zr_judge(run));
@@ -2692,8 +2694,6 @@ static g2z_status g2zr_finish(g2z_run *run) {
     else if (target > 0) G2ZR_SAY(run, "target loss %g: not reached", target);
     if (run_dir) G2ZR_SAY(run, "curves: %s/report.html", run_dir);
     if (run->config.keep_best && !isnan(low.step)) {
-      int64_t linked;
-      int other;
       const g2z_path kept = g2zr_checkpoint(run, (int64_t)low.step, "");
       const int is_best = g2zr_linked(run, &linked, &other) == G2Z_OK &&
                           (double)linked == low.step;
@@ -2705,6 +2705,11 @@ static g2z_status g2zr_finish(g2z_run *run) {
       } else
         G2ZR_SAY(run, "best weights: not kept; the lowest loss is of step %.0f", low.step);
     }
+    if (run_dir && !isnan(low.step) && g2zr_linked(run, &linked, &other) == G2Z_OK && linked >= 0 &&
+        (double)linked != low.step)
+      G2ZR_SAY(run, "%s names step %" PRId64 ", but the lowest validation loss, %.4f, is of step "
+               "%.0f. The link follows it only with --keep-best", g2zr_in(run, "best").text,
+               linked, low.loss, low.step);
   }
   const char *use = better.text[0] ? better.text : saved;
   if (reports && saved) G2ZR_SAY(run, "weights: %s", saved);
@@ -3214,7 +3219,7 @@ static g2z_status g2zr_check_shards(g2z_services *services, const g2z_run_option
 /* Refuses a directory of --init-from without config.json. In a run directory, finds the weights. */
 static g2z_status g2zr_check_weights(g2z_services *services, const char *weights) {
   static const struct { const char *name, *what; } known[] = {
-      {"best", "the weights of its lowest validation loss"},
+      {"best", "the checkpoint that its link best names"},
       {"weights", "its weights"},
       {"step-[0-9]*[0-9]", "its newest checkpoint"}};
   char word[400];

@@ -2070,8 +2070,10 @@ static void test_train_best_honest(g2z_test *t) {
        1, 1, "h17/best is no link to a checkpoint of this run, but --keep-best ", "step 9",
        "rmdir mine17 && [ $(readlink h17/best) = ../mine17 ]"},
       /* Without --keep-best, pruning spares the checkpoint that best names. A link to nothing. */
-      {"true", OLD_BEST, "--save-every 2 --keep 1", 1, 0, "done: ", "best weights",
-       LINKS("h18", "4") " && ls h18/best/optimizer.state && ! ls -d h18/step-000008"},
+      {"true", OLD_BEST, "--save-every 2 --keep 1 $(ln -s step-000004 %s/h18/best.partial)", 1, 0,
+       "h18/best names step 4, but the lowest validation loss, ", "best weights",
+       LINKS("h18", "4") " && ls h18/best/optimizer.state && ! ls -d h18/step-000008 && "
+       "! readlink h18/best.partial"},
       {"true", OLD_BEST, "--keep-best --lr 0 $(cd %s/h19; rm best; ln -s none best)", 1, 0,
        "h19/best is removed: it was a link to none, which is not ", "not kept", LINKS("h19", "4")},
       {"ln -s . h", "", "--save-weights %s/h/h20/./new/../best/", 1, 1, "keeps the name best for ",
@@ -2094,6 +2096,8 @@ static void test_train_best_honest(g2z_test *t) {
     FAIL_IF(t, strstr(output, cases[i].not_says) != NULL, "%s: %s", flags, output);
     test_sh(t, "{ %s; } > out 2>&1", cases[i].after);
   }
+  CHECK_HAS(t, test_trains(t, 1, "--init-from %s/h18", t->directory),
+            "For the checkpoint that its link best names: --init-from ");
   /* A run that ended at an epoch's end continues: a validation there does not run twice. */
   for (int patience = 1; patience <= 3; patience += 2)
     test_train_job(t, 1, 0, "ended early by ", "%s --epochs 6 --batch 8 --lr 0 --keep-best "
