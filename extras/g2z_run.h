@@ -2526,6 +2526,9 @@ static g2z_status g2zr_validate(g2z_run *run, g2z_run_event *event) {
   g2zr_totals *sum = &run->sum;
   g2z_loader_position first = {0, 0};
   double loss, begin = g2z_seconds();
+  /* Memory may run out on one rank alone: the ranks agree on it before a sum changes. */
+  G2Z_TRY(g2zr_agree(run, G2Z_GROW(run->services, &run->low, &run->low_capacity, run->low_count,
+                                   run->low_count + 1)));
   G2Z_TRY(g2z_loader_seek(run->val, first));
   G2Z_TRY(g2z_trainer_validate(run->trainer, run->val, run->val_steps, g2zr_share, run, &loss));
   if (run->steps == 0 && !isfinite(loss)) /* a training sees it in its own loss */
@@ -2545,8 +2548,6 @@ static g2z_status g2zr_validate(g2z_run *run, g2z_run_event *event) {
   sum->stale = better ? 0 : sum->stale + 1;
   if (better) {
     const g2zr_low low = {(double)run->step, (double)run->known.tokens, g2zr_wall_s(run), loss};
-    G2Z_TRY(G2Z_GROW(run->services, &run->low, &run->low_capacity, run->low_count,
-                     run->low_count + 1));
     run->low[run->low_count++] = low;
   }
   if (better && config->keep_best && run->steps > 0)
