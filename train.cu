@@ -22,6 +22,8 @@
 typedef struct program {
   g2z_run_options options;
   g2z_context_config context;
+  g2z_context *open;  /* of the training, */
+  g2z_run *run;       /* and its run, until main has printed why it ended */
   const char *scored; /* the file that --eval scores now */
 } program;
 
@@ -185,24 +187,20 @@ static g2z_status dry_run(g2z_services *services, const g2z_run_options *o,
 }
 
 static g2z_status train(program *p) {
-  g2z_context *context;
-  g2z_run *run;
   g2z_run_event event;
   p->context.ranks.on_fault = on_fault;
   p->context.ranks.user = p;
   p->options.run.progress = print_progress;
   p->options.run.progress_user = p;
   p->options.run.early = early;
-  G2Z_TRY(g2z_run_launch(&p->options, &p->context, &context, &run));
-  g2z_run_catch_signals(run);
+  G2Z_TRY(g2z_run_launch(&p->options, &p->context, &p->open, &p->run));
+  g2z_run_catch_signals(p->run);
   g2z_status status;
-  while ((status = g2z_run_next(run, &event)) == G2Z_OK) {
+  while ((status = g2z_run_next(p->run, &event)) == G2Z_OK) {
     print_event(p, &event);
     if (event.kind == G2Z_RUN_DONE) break;
   }
   g2z_run_catch_signals(NULL);
-  g2z_run_free(run);
-  g2z_context_free(context);
   return status;
 }
 
@@ -361,6 +359,9 @@ int main(int argc, char **argv) {
     printed = g2z_place_find(&other, &place) == G2Z_OK && place.local_rank > 0;
   }
   if (status != G2Z_OK && !printed) print_error(&p.context.ranks.place, services.error);
+  /* The ranks meet here, after the print: a rank that failed alone waits, and may be ended. */
+  g2z_run_free(p.run);
+  g2z_context_free(p.open);
   g2z_run_options_free(&services, &p.options);
   g2z_release(&services, command_line);
   if (code || status == G2Z_OK) return code;
