@@ -75,6 +75,9 @@ G2Z_API void g2z_flags_print(const g2z_flag *flags, int count,
  * exactly the same value. The list ends with NULL and is freed with g2z_release. */
 G2Z_API g2z_status g2z_flags_arguments(g2z_services *services, const g2z_flag *flags, int count,
                                        const char *const *first, int first_count, char ***argv);
+/* The weight of a pattern of --train, "0.7" of "A_*.bin:0.7", in `glob`; NULL: it has none. As in
+ * the library, the whole name of a file is no weight, whatever it ends in. */
+G2Z_API const char *g2z_glob_weight(const char *glob);
 /* argv as one line that a shell splits into the same words; freed with g2z_release. */
 G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const *argv,
                                   char **line);
@@ -156,6 +159,7 @@ G2Z_API g2z_status g2z_begin_program(g2z_services *services, char **argv);
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -354,6 +358,14 @@ static void g2zg_number_text(double number, char text[32]) {
   else snprintf(text, 32, "%.6g", number);
 }
 
+G2Z_API const char *g2z_glob_weight(const char *glob) {
+  const char *colon = strrchr(glob, ':');
+  struct stat info;
+  if (!colon || !colon[1] || colon[1 + strspn(colon + 1, "+-.,%0123456789eE")]) return NULL;
+  if (stat(glob, &info) == 0) return NULL;
+  return colon + 1;
+}
+
 static g2z_status g2zg_flag_set(g2z_services *services, const g2z_flag *flag, const char *text) {
   if (flag->kind == G2Z_FLAG_TEXT || flag->kind == G2Z_FLAG_GLOB) {
     const char **destination = (const char **)flag->destination;
@@ -368,7 +380,7 @@ static g2z_status g2zg_flag_set(g2z_services *services, const g2z_flag *flag, co
     g2z_texts *texts = (g2z_texts *)flag->destination;
     for (int i = 0; i < texts->count && flag->kind == G2Z_FLAG_GLOBS; i++) {
       if (strcmp(texts->text[i], text) != 0) continue;
-      if (strchr(text, ':'))
+      if (g2z_glob_weight(text))
         G2Z_REFUSE(services, "--%s %.300s is given twice, but would count once: remove one of "
                    "them, or give the files once, with a larger weight", flag->name, text);
       return G2Z_OK;

@@ -3185,9 +3185,8 @@ static g2z_status g2zr_check_shards(g2z_services *services, const g2z_run_option
   struct stat info;
   glob_t found;
   snprintf(pattern, sizeof pattern, "%s", given ? given : "");
-  char *colon = strrchr(pattern, ':');
-  if (colon && stat(pattern, &info) != 0 && !colon[1 + strspn(colon + 1, "+-.,%0123456789eE")])
-    *colon = 0; /* a weight */
+  const char *weight = g2z_glob_weight(pattern);
+  if (weight) pattern[weight - pattern - 1] = 0;
   /* A name that is no pattern, or that matches no file, is returned as it is. */
   if (!given || glob(pattern, GLOB_NOSORT | GLOB_NOCHECK, NULL, &found) != 0) return G2Z_OK;
   for (size_t i = 0; i < found.gl_pathc; i++) {

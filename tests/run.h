@@ -674,6 +674,7 @@ static const char *const test_train_bad[][2] = {
      "--init-from /nowhere/w: there is no such directory"},
     {"--train $SHARD:1 --train b.bin:2 --train $SHARD:1 $TINY",
      "shard.bin:1 is given twice, but would count once: remove one of them, or give the files once"},
+    {"--train /nowhere/a:b.bin --train /nowhere/a:b.bin $TINY", "pattern \"/nowhere/a:b.bin\""},
     {"--train $SHARD $TINY --batch 1 --ranks 3 --global-batch 7", "--global-batch 7 must"},
     /* the library's settings have the names of their flags */
     {"--train $SHARD $TINY --moments bf16 --optimizer muon",
