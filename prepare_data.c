@@ -628,8 +628,11 @@ static g2z_status encode_segment(worker *w, job *j, segment *s, g2z_tokens *out)
   size_t length[2] = {0, s->bytes}; /* lengths of the prompt and the rest */
   if (s->starts && o->eot == EOT_FIRST && !w->trainer)
     TRY(g2z_encode(w->encoder, eot, sizeof eot - 1, G2Z_ENCODE_ALLOW_SPECIAL, out));
-  g2z_status status = s->json ? json_document(w, text, s->bytes, length) : G2Z_OK;
-  if (s->json) text = w->document;
+  g2z_status status = G2Z_OK;
+  if (s->json) {
+    status = json_document(w, text, s->bytes, length);
+    text = w->document;
+  }
   size_t prompt = out->count;
   if (status == G2Z_OK && length[0]) status = encode_part(w, j, s, text, length[0], out);
   for (; prompt < out->count && !o->encode; prompt++) out->ids[prompt] |= G2Z_UNCOUNTED;

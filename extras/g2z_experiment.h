@@ -1177,7 +1177,8 @@ static g2z_status g2zx_time_copy(const g2z_device *device, size_t bytes, double 
 /* Bytes per second of a plain copy by rank 0, to compare collectives with; NaN: not known. */
 static g2z_status g2zx_copy_rate(g2z_comm *comm, size_t bytes, double *bytes_per_s) {
   double seconds = NAN;
-  g2z_status status = comm->rank == 0 ? g2zx_time_copy(comm->device, bytes, &seconds) : G2Z_OK;
+  g2z_status status = G2Z_OK;
+  if (comm->rank == 0) status = g2zx_time_copy(comm->device, bytes, &seconds);
   G2Z_TRY(g2z_ranks_agree(comm->ranks, status));
   G2Z_TRY(g2z_ranks_broadcast(comm->ranks, &seconds, sizeof seconds));
   *bytes_per_s = (double)bytes / seconds;

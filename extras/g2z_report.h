@@ -247,7 +247,8 @@ G2Z_API g2z_short g2z_utc_now(void) {
 }
 
 static g2z_status g2zp_check_directory(g2z_services *services, const char *directory) {
-  return *directory ? G2Z_OK : g2z_fail_file(services, ENOENT, "open the directory", directory);
+  if (!*directory) return g2z_fail_file(services, ENOENT, "open the directory", directory);
+  return G2Z_OK;
 }
 
 /* ----- pages ----- */
@@ -1371,7 +1372,8 @@ static g2z_status g2zp_run_read(g2z_services *services, const char *run_dir, g2z
                           &run->launcher));
   G2Z_TRY(g2z_object_read(services, g2z_path_in(run_dir, "RUN_FAILED.json").text, &run->failure));
   G2Z_TRY(g2z_is_there(services, sample.text, &there));
-  return there ? g2z_read_file(services, sample.text, 1 << 26, &run->sample, &bytes) : G2Z_OK;
+  if (there) G2Z_TRY(g2z_read_file(services, sample.text, 1 << 26, &run->sample, &bytes));
+  return G2Z_OK;
 }
 
 static void g2zp_run_page(g2z_page *page, const g2zp_run *run) {

@@ -262,7 +262,6 @@ extern "C" {
 typedef enum g2zr_kind { /* the numbers that a note may have */
   G2ZR_AMOUNT, /* 0 to 2^53 */
   G2ZR_WHOLE,  /* the same, without a fraction */
-  G2ZR_STEP,   /* the same, or NaN: none */
   G2ZR_TIME,   /* as AMOUNT, or NaN: none */
   G2ZR_REAL    /* any number, or NaN: none */
 } g2zr_kind;
@@ -1192,10 +1191,12 @@ static void g2zr_put_doubles(g2z_json_out *out, const char *key, const char *con
                              const double *values, size_t count) {
   g2z_json_begin(out, key, names ? '{' : '[');
   for (size_t i = 0; i < count; i++) {
+    const char *name = names ? names[i] : NULL;
     char text[40];
     snprintf(text, sizeof text, "%.17g", values[i]);
     g2z_plain_number(text);
-    g2z_json_put_string(out, names ? names[i] : NULL, isfinite(values[i]) ? text : NULL);
+    if (isfinite(values[i])) g2z_json_put_string(out, name, text);
+    else g2z_json_put_string(out, name, NULL);
   }
   g2z_json_end(out, names ? '}' : ']');
 }
@@ -1209,7 +1210,8 @@ static g2z_status g2zr_bad_note(const g2z_object *note, const char *at) {
 
 /* *json is at the value of a member, which a note always has. */
 static g2z_status g2zr_get(const g2z_object *from, const char *at, g2z_json *json) {
-  return g2z_object_at(from, at, json) ? G2Z_OK : g2zr_bad_note(from, at);
+  if (!g2z_object_at(from, at, json)) return g2zr_bad_note(from, at);
+  return G2Z_OK;
 }
 
 /* Reads numbers. They are used in arithmetic and as integers, so their kinds are checked first.
@@ -1232,11 +1234,9 @@ static g2z_status g2zr_get_doubles(const g2z_object *from, const char *at, const
       G2Z_TRY(g2z_json_close(&number));
     }
     const g2zr_kind kind = kinds ? kinds[i] : G2ZR_REAL;
-    const int whole = kind == G2ZR_WHOLE || kind == G2ZR_STEP;
-    const int none = (kind == G2ZR_STEP || kind == G2ZR_TIME) && isnan(values[i]);
-    if (kind == G2ZR_REAL || none) continue;
+    if (kind == G2ZR_REAL || (kind == G2ZR_TIME && isnan(values[i]))) continue;
     if (!(values[i] >= 0 && values[i] <= most)) return g2zr_bad_note(from, path);
-    if (whole && values[i] != rint(values[i])) return g2zr_bad_note(from, path);
+    if (kind == G2ZR_WHOLE && values[i] != rint(values[i])) return g2zr_bad_note(from, path);
   }
   return G2Z_OK;
 }
@@ -1744,7 +1744,8 @@ static __attribute__((noinline)) g2z_status g2zr_load(g2z_run *run, int *damaged
   status = g2zr_agree(run, g2zr_count_steps(run));
   *damaged = status == G2Z_FORMAT;
   G2Z_TRY(status);
-  G2Z_TRY(g2zr_agree(run, first ? g2zr_check_directory(run) : G2Z_OK));
+  if (first) status = g2zr_check_directory(run);
+  G2Z_TRY(g2zr_agree(run, status));
   if (run->val) {
     char text[32];
     snprintf(text, sizeof text, "hash %016" PRIx64, run->val->data);
@@ -2131,7 +2132,8 @@ static g2z_status g2zr_open(g2z_run *run) {
   g2zr_totals *sum = &run->sum;
   sum->best_loss = NAN;
   const int own = run->found.own;
-  status = own && run->from.note ? g2zr_restore(run) : g2zr_begin_epoch(run, 0);
+  if (own && run->from.note) status = g2zr_restore(run);
+  else status = g2zr_begin_epoch(run, 0);
   G2Z_TRY(g2zr_agree(run, status));
   /* Without --target-loss, as without --val, the run's earlier target stays. */
   if (config.target_loss > 0) sum->target_loss = (double)config.target_loss;
@@ -2171,7 +2173,8 @@ static g2z_status g2zr_open(g2z_run *run) {
   G2Z_TRY(g2zr_check_shared(run));
   if (run->context->rank == 0) g2zr_introduce(run);
   status = g2zr_forget_end(run);
-  return g2zr_agree(run, status == G2Z_OK ? g2zr_write_launch(run) : status);
+  if (status == G2Z_OK) status = g2zr_write_launch(run);
+  return g2zr_agree(run, status);
 }
 
 G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *config,
@@ -2496,7 +2499,9 @@ static g2z_status g2zr_stop(g2z_run *run) {
                      &run->stop_signal));
   g2zr_settle_epoch(run);
   if (run->epoch[run->epoch_count - 1].steps == 0 && run->epoch_count > 1) run->epoch_count--;
-  G2Z_TRY(g2zr_agree(run, run->log.file >= 0 ? g2zr_write_artifacts(run) : G2Z_OK));
+  g2z_status status = G2Z_OK;
+  if (run->log.file >= 0) status = g2zr_write_artifacts(run);
+  G2Z_TRY(g2zr_agree(run, status));
   const char *signal = g2zr_signal_text(run->stop_signal, name);
   const int saved = run->saved == run->step;
   g2zr_line(run, "stopped after step %" PRId64 " of %" PRId64 "%s%s, %s%s", run->step, run->steps,
@@ -2640,8 +2645,9 @@ static g2z_status g2zr_write_sample(g2z_run *run, g2z_run_event *event) {
   G2Z_TRY(g2z_write_text(&run->trainer->model, run->tokenizer, prompt, config->sample_tokens,
                          &config->sampling, g2zr_put_sample, run));
   G2Z_TRY(g2zr_tell_failure(run, &run->ending));
-  G2Z_TRY(g2zr_agree(run, run->log.file < 0 ? G2Z_OK
-                          : g2zr_write_text(run, "sample.txt", run->sample)));
+  g2z_status status = G2Z_OK;
+  if (run->log.file >= 0) status = g2zr_write_text(run, "sample.txt", run->sample);
+  G2Z_TRY(g2zr_agree(run, status));
   event->kind = G2Z_RUN_SAMPLE;
   event->sample = run->sample + length;
   const g2zr_number spent = {"sample_ms", (g2z_seconds() - begin) * 1e3};
@@ -2721,7 +2727,10 @@ static g2z_status g2zr_finish(g2z_run *run) {
              (int)(flags ? (size_t)(flags - command) : strlen(command)), command,
              g2z_shell_word(use, word, sizeof word), run->tokenizer ? "" : " --vocab FILE");
   }
-  if (run->impatient) flag = "--patience", length = run->config.patience;
+  if (run->impatient) {
+    flag = "--patience";
+    length = run->config.patience;
+  }
   snprintf(more, sizeof more, "--resume latest %s", flag);
   snprintf(word, sizeof word, "%" PRId64, 2 * length);
   if (reports && run->saved == run->step)
@@ -3472,7 +3481,8 @@ G2Z_API g2z_status g2z_run_launch(g2z_run_options *o, const g2z_context_config *
   g2z_run_free(*run);
   g2z_context_free(*context);
   if (o->nccl_logs) rmdir(run_dir); /* made for NCCL; only if it is empty */
-  *run = NULL, *context = NULL;
+  *run = NULL;
+  *context = NULL;
   return status;
 }
 
