@@ -1259,8 +1259,9 @@ static g2z_status write_shards(g2z_services *services, const options *o, const s
   g2z_status status = encode_sources(services, o, tokenizer, sources, count, &to, shown);
   if (status == G2Z_OK && to.streams[TRAIN].tokens == 0)
     status = fail(services, G2Z_BAD_ARGUMENT,
-                  "no token is left for training: all %" PRId64 " are in validation; give more text, "
-                  "or --val-fraction 0 instead of a validation split", to.streams[VAL].tokens);
+                  "no token is left for training: all %" PRId64 " are in validation; give more "
+                  "text, or --val-fraction 0 instead of a validation split",
+                  to.streams[VAL].tokens);
   if (status == G2Z_OK) status = commit(o, &to, tokenizer);
   if (status == G2Z_OK) print_summary(o, &to, tokenizer, g2z_seconds() - shown->begin);
   for (size_t i = 0; i < to.count; i++) g2z_shard_writer_free(to.shards[i]);

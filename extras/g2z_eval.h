@@ -160,8 +160,8 @@ static g2z_status g2ze_windows(g2z_eval_set *s, size_t at) {
 
 /* ----- questions in lines of JSON --------------------------------------------- */
 
-/* Contexts are those of EleutherAI's harness, except HellaSwag's: ctx alone, as in llm.c. White space
- * is that of the harness, which is Python's: g2z_text_white. */
+/* Contexts are those of EleutherAI's harness, except HellaSwag's: ctx alone, as in llm.c. White
+ * space is that of the harness, which is Python's: g2z_text_white. */
 static const g2ze_format g2ze_formats[] = {
     {"HellaSwag", {"label", "ctx", "endings.%d"}, {"%1|%2"},
      "0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15"},

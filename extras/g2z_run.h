@@ -3239,7 +3239,8 @@ static g2z_status g2zr_check_weights(g2z_services *services, const char *weights
   if (there || !*weights) return G2Z_OK;
   if (stat(weights, &info) != 0 && (errno == ENOENT || errno == ENOTDIR))
     G2Z_REFUSE(services, "--init-from %.300s: there is no such directory. A run writes "
-               "RUN_DIR/weights at its end; make gpt2 downloads OpenAI's weights into gpt2", weights);
+               "RUN_DIR/weights at its end; make gpt2 downloads OpenAI's weights into gpt2",
+               weights);
   for (size_t i = 0; i < G2Z_COUNT(known); i++) {
     const g2z_path pattern = g2z_path_in(weights, "%s/config.json", known[i].name);
     if (glob(pattern.text, 0, NULL, &found) != 0) continue;
