@@ -1,7 +1,7 @@
 # gpt2_zero: `make help` lists the targets. Variables that are set with ?= can be overridden.
 
 # A setting on the command line that is none of these is refused: it would replace a variable below.
-SETTINGS := CC CFLAGS NVCC ARCH SHELL BENCH SANITIZE_TOOLS SANITIZE_TESTS VOCAB_URL DATA_URL GPT2_URL GPT2_SUM_%
+SETTINGS := CC CFLAGS NVCC ARCH COMMIT SHELL BENCH SANITIZE_TOOLS SANITIZE_TESTS VOCAB_URL DATA_URL GPT2_URL GPT2_SUM_%
 WRONG := $(filter-out $(SETTINGS),$(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name))))
 $(if $(WRONG),$(error $(WRONG): no setting of this Makefile; type make help. To build without CUDA: make NVCC=))
 
