@@ -4,8 +4,8 @@
 #
 # A block without a language holds commands. A block in C is a program: it is written to main.c. A
 # comment that begins with # and three spaces is output: the command above it must print such a
-# line, in which decimals, durations and tokens per second may differ. `...` stands for the flags of
-# the last training, without its --run-dir.
+# line, in which decimals, durations, tokens per second and the number of skipped steps (in fp16) may
+# differ. `...` stands for the flags of the last training, without its --run-dir.
 #
 # tests/readme_table.sh has a row for each line that cannot run here, or not as it stands; its
 # reason is printed. Every other line runs as it stands, and must exit with code 0 in time. A row
@@ -127,6 +127,7 @@ form() {
   sed -E 's/[0-9]+\.[0-9]+(e[-+][0-9]+)?/~N/g; s/[0-9]+:[0-9]+/~T/g; s,[0-9]+ tok/s,~R tok/s,g
           s/[][\.|*^$(){}?+]/\\&/g
           s/~N/-?[0-9][0-9.e+-]*/g; s/~T/([0-9:]+|[0-9]+ s)/g; s/~R/[0-9]+/g
+          s/ steps,/ steps( \\([0-9]+ skipped\\))?,/
           s/.*/^&( |$)/' <<< "$1"
 }
 

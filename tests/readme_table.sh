@@ -34,7 +34,8 @@ swap "$no_nccl" ' -lnccl'          '' 'NCCL is not here'
 skip 1 'docker build'              "it needs Docker's daemon and downloads an image"
 
 # ----- Your own text
-before 1 'my.txt' 'cat docs/*.md > my.txt
+# More tokens than 200 steps take: each end of an epoch would save a checkpoint with --keep-best, too.
+before 1 'my.txt' 'cat docs/*.md gpt2_zero.h extras/*.h tests/*.h > my.txt
 for i in {1..300}; do echo "{\"text\": \"Line $i of JSON lines.\"}"; done > more.jsonl' 'the text'
 leaves 'my.txt'                    'data/mine_train_*.bin' 'data/mine_val_*.bin'
 swap "$cpu" '--model gpt2 --batch 4 --seq 256 --steps 200' \
