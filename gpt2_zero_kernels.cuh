@@ -2232,6 +2232,8 @@ static g2z_status g2z__lt_tune(g2z_device *device, g2z__lt_product *product,
   if (status != CUBLAS_STATUS_SUCCESS)
     return g2z__lt_fail(device, status, "the choice of an algorithm", key);
   product->algo = candidates[0].algo;
+  if (device->tune == G2Z_TUNE_OWN && g2z__hopper_product_fits(device, key, on))
+    product->way = G2Z__WAY_HOPPER;
   product->listed = g2z__lt_may_time(device);
   if (!product->listed) return G2Z_OK;
   g2z__lt_operands trial = *on;
@@ -2503,7 +2505,7 @@ static g2z_status g2z__lt_fused_or(g2z_device *device, const g2z__lt_key *key,
     g2z__lt_product best; /* added to the table last: apart() adds its own product first */
     memset(&best, 0, sizeof best);
     best.key = *key;
-    best.way = G2Z__WAY_CUBLASLT;
+    best.way = own ? G2Z__WAY_HOPPER : G2Z__WAY_CUBLASLT;
     if (!own) G2Z_TRY(apart()); /* also times its plain product */
     best.listed = g2z__lt_may_time(device);
     if (best.listed) {
