@@ -2458,8 +2458,9 @@ static g2z_status g2zr_save_weights(g2z_run *run, const char *directory) {
 
 /* Rank 0: makes best a link to the checkpoint of the lowest validation loss, if that was saved. The
  * link names the directory alone, so that a run can be moved. Then removes the earlier best. If the
- * file system has no links, the run goes without: the checkpoint itself stays. */
-static void g2zr_link_best(g2z_run *run) {
+ * file system has no links, the run goes without: the checkpoint itself stays. noinline: its paths
+ * would lie on the stack below all that g2z_run_next calls. */
+static __attribute__((noinline)) void g2zr_link_best(g2z_run *run) {
   const g2z_path best = g2zr_in(run, "best"), partial = g2zr_in(run, "best.partial");
   int64_t linked;
   int there = 0, other;
