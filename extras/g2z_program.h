@@ -322,10 +322,10 @@ static const char *g2zg_flag_foreign(const g2z_flag *flags, int count, const cha
       if (g2zg_same_name(word, bytes, name, length)) ours = g2zg_foreign[i].ours;
       word += bytes;
     }
-  int has = ours && (strstr(ours, "--") || g2zg_flag_find(flags, count, "train", 5));
-  for (const char *at = ours; has && (at = strstr(at, "--")) != NULL; at += 2)
-    has = g2zg_flag_find(flags, count, at + 2, strspn(at + 2, letters)) != NULL;
-  return has ? ours : NULL;
+  if (!ours || (!strstr(ours, "--") && !g2zg_flag_find(flags, count, "train", 5))) return NULL;
+  for (const char *at = ours; (at = strstr(at, "--")) != NULL; at += 2)
+    if (!g2zg_flag_find(flags, count, at + 2, strspn(at + 2, letters))) return NULL;
+  return ours;
 }
 
 /* Refuses an unknown flag, such as "-b" or "--n_layer=12", and names this program's flag if there
@@ -335,7 +335,7 @@ static g2z_status g2zg_flag_unknown(g2z_services *services, const g2z_flag *flag
   const size_t whole = strcspn(argument, "="), dashes = strspn(argument, "-");
   const char *name = argument + dashes, *ours = NULL;
   const int shown = whole < 80 ? (int)whole : 80;
-  const size_t length = whole > dashes ? whole - dashes : 0;
+  const size_t length = whole - dashes;
   char word[300];
   for (int i = 0; i < count; i++)
     if (flags[i].kind != G2Z_FLAG_GROUP &&
@@ -344,12 +344,14 @@ static g2z_status g2zg_flag_unknown(g2z_services *services, const g2z_flag *flag
                  flags[i].value + (flags[i].kind == G2Z_FLAG_CHOICE));
   if (dashes == 1) ours = g2zg_flag_foreign(flags, count, argument, whole);
   if (!ours && length > 1) ours = g2zg_flag_foreign(flags, count, name, length);
-  if (ours)
-    G2Z_REFUSE(services, "unexpected flag %.*s: %s%s", shown, argument, strncmp(ours, "--", 2) == 0
-               ? "type " : "", ours);
-  G2Z_REFUSE(services, "unexpected flag %.*s: %s%s%s --help lists all flags", shown, argument,
-             g2z_shell_word(argv[0], word, sizeof word), first > 1 ? " " : "",
-             first > 1 ? argv[1] : "");
+  if (ours && strncmp(ours, "--", 2) == 0)
+    G2Z_REFUSE(services, "unexpected flag %.*s: type %s", shown, argument, ours);
+  if (ours) G2Z_REFUSE(services, "unexpected flag %.*s: %s", shown, argument, ours);
+  const char *program = g2z_shell_word(argv[0], word, sizeof word);
+  if (first > 1)
+    G2Z_REFUSE(services, "unexpected flag %.*s: %s %s --help lists all flags", shown, argument,
+               program, argv[1]);
+  G2Z_REFUSE(services, "unexpected flag %.*s: %s --help lists all flags", shown, argument, program);
 }
 
 /* "0.5", "1e+06", "9223372036854775807": bounds and defaults as a user would type them. */
@@ -419,13 +421,13 @@ static g2z_status g2zg_flag_set(g2z_services *services, const g2z_flag *flag, co
     number = strtod(begin, &end);
     const int known = end > begin && isfinite(number) && !(*end && strchr("kKmMgG", *end));
     if (known && whole) { /* the nearest that is allowed */
-      number = fmax(number, flag->minimum);
-      number = fmin(number, flag->kind == G2Z_FLAG_UINT64 ? 9e15 : fmin(flag->maximum, 9e15));
+      number = fmin(fmax(number, flag->minimum), 9e15);
+      if (flag->kind != G2Z_FLAG_UINT64) number = fmin(number, flag->maximum);
       snprintf(remedy, sizeof remedy, "; write --%s %.0f", flag->name, number);
     } else if (known && number >= flag->minimum && number <= flag->maximum)
       snprintf(remedy, sizeof remedy, "; write --%s %.*s", flag->name, (int)(end - begin), begin);
-    G2Z_REFUSE(services, "--%s %.80s: not %s%s", flag->name, g2zg_shown(text), whole ?
-               "a whole number" : "a number", remedy);
+    const char *wanted = whole ? "a whole number" : "a number";
+    G2Z_REFUSE(services, "--%s %.80s: not %s%s", flag->name, g2zg_shown(text), wanted, remedy);
   }
   if (whole && errno == ERANGE) in_range = 0;
   if (flag->kind != G2Z_FLAG_UINT64) /* a NaN is out of range, too */
@@ -434,11 +436,13 @@ static g2z_status g2zg_flag_set(g2z_services *services, const g2z_flag *flag, co
     char least[32], most[32];
     g2zg_number_text(flag->minimum, least);
     g2zg_number_text(flag->maximum, most);
-    if (flag->kind == G2Z_FLAG_UINT64) snprintf(most, sizeof most, "%" PRIu64, UINT64_MAX);
+    if (flag->kind == G2Z_FLAG_UINT64) {
+      snprintf(least, sizeof least, "0");
+      snprintf(most, sizeof most, "%" PRIu64, UINT64_MAX);
+    }
     if (flag->kind == G2Z_FLAG_INT64 && flag->maximum >= 9e18)
       snprintf(most, sizeof most, "%" PRId64, INT64_MAX);
-    G2Z_REFUSE(services, "--%s %.80s: must be from %s to %s", flag->name, text, flag->kind ==
-               G2Z_FLAG_UINT64 ? "0" : least, most);
+    G2Z_REFUSE(services, "--%s %.80s: must be from %s to %s", flag->name, text, least, most);
   }
   if (flag->kind == G2Z_FLAG_UINT64) *(uint64_t *)flag->destination = natural;
   else if (flag->kind == G2Z_FLAG_INT64) *(int64_t *)flag->destination = integer;
@@ -455,27 +459,32 @@ G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags
     if (strcmp(argv[i], "-h") == 0) argv[i] = help;
     char *argument = argv[i];
     if (argument[0] != '-' || !argument[1]) { /* "-" is standard input */
+      if (!rest && strchr(argument, ':'))
+        G2Z_REFUSE(services, "unexpected argument \"%.80s\": repeat the flag, as in --train "
+                   "'A_*.bin:0.7' --train 'B_*.bin:0.3'", argument);
       if (!rest)
-        G2Z_REFUSE(services, "unexpected argument \"%.80s\": %s", argument, strchr(argument, ':') ?
-                   "repeat the flag, as in --train 'A_*.bin:0.7' --train 'B_*.bin:0.3'" :
-                   "put patterns and text with spaces in quotes, as in --train 'data/NAME_*.bin'");
+        G2Z_REFUSE(services, "unexpected argument \"%.80s\": put patterns and text with spaces in "
+                   "quotes, as in --train 'data/NAME_*.bin'", argument);
       argv[first + kept++] = argument;
       continue;
     }
-    const g2z_flag *flag = argument[1] == '-' ? g2zg_flag_find(flags, count, argument + 2,
-                                                               strcspn(argument + 2, "=")) : NULL;
+    const g2z_flag *flag = NULL;
+    if (argument[1] == '-')
+      flag = g2zg_flag_find(flags, count, argument + 2, strcspn(argument + 2, "="));
     if (!flag) return g2zg_flag_unknown(services, flags, count, argv, first, argument);
-    const char *equals = strchr(argument, '='), *value = equals ? equals + 1 : NULL;
+    const char *value = strchr(argument, '=');
+    if (value) value++;
     if (flag->kind == G2Z_FLAG_SWITCH) {
       if (value) G2Z_REFUSE(services, "--%s takes no value: remove =%.80s", flag->name, value);
       *(int *)flag->destination = 1;
       continue;
     }
-    const char *next = i + 1 < argc ? argv[i + 1] : "--";
-    const int is_flag = next[0] == '-' && next[1] == '-' &&
-                        (i + 1 == argc || g2zg_flag_find(flags, count, next + 2,
-                                                         strcspn(next + 2, "=")));
-    if (!value && !is_flag) value = argv[++i];
+    if (!value && i + 1 < argc) {
+      const char *next = argv[i + 1];
+      const int is_flag = strncmp(next, "--", 2) == 0 &&
+                          g2zg_flag_find(flags, count, next + 2, strcspn(next + 2, "="));
+      if (!is_flag) value = argv[++i];
+    }
     if (!value)
       G2Z_REFUSE(services, "--%s needs a value: --%s %s", flag->name, flag->name, flag->value +
                  (flag->kind == G2Z_FLAG_CHOICE));
@@ -513,8 +522,12 @@ static void g2zg_flag_default(const g2z_flag *flag, char text[64]) {
     case G2Z_FLAG_UINT64:
       snprintf(text, 64, "%" PRIu64, *(uint64_t *)flag->destination);
       return;
-    case G2Z_FLAG_INT: number = *(int *)flag->destination; break;
-    case G2Z_FLAG_INT64: number = (double)*(int64_t *)flag->destination; break;
+    case G2Z_FLAG_INT:
+      number = *(int *)flag->destination;
+      break;
+    case G2Z_FLAG_INT64:
+      number = (double)*(int64_t *)flag->destination;
+      break;
     case G2Z_FLAG_FLOAT: /* the float 0.99 is larger than the double 0.99 */
       number = *(float *)flag->destination;
       minimum = (float)minimum;
@@ -534,12 +547,15 @@ static int g2zg_flag_argument(const g2z_flag *flag, char *out, size_t room) {
   char text[64];
   const char *value = text;
   g2zg_flag_default(flag, text);
-  if (flag->kind == G2Z_FLAG_SWITCH)
-    return *(int *)flag->destination ? snprintf(out, room, "--%s", flag->name) : 0;
+  if (flag->kind == G2Z_FLAG_SWITCH) {
+    if (!*(int *)flag->destination) return 0;
+    return snprintf(out, room, "--%s", flag->name);
+  }
   if (flag->kind == G2Z_FLAG_TEXT || flag->kind == G2Z_FLAG_GLOB)
-    value = *(const char **)flag->destination;
+    value = *(const char **)flag->destination; /* any length; "" is a value */
   else if (!text[0]) return 0;
-  return value ? snprintf(out, room, "--%s=%s", flag->name, value) : 0;
+  if (!value) return 0;
+  return snprintf(out, room, "--%s=%s", flag->name, value);
 }
 
 G2Z_API g2z_status g2z_flags_arguments(g2z_services *services, const g2z_flag *flags, int count,
@@ -549,11 +565,13 @@ G2Z_API g2z_status g2z_flags_arguments(g2z_services *services, const g2z_flag *f
   for (int i = 0; i < count; i++) bytes += (size_t)g2zg_flag_argument(&flags[i], NULL, 0) + 1;
   G2Z_TRY(g2z_allocate(services, bytes, 1, argv)); /* the pointers, then their texts */
   char **out = *argv, *to = (char *)(out + places), *end = (char *)out + bytes;
-  for (int i = 0; i < first_count + count; i++) {
-    size_t room = (size_t)(end - to);
-    int length = i < first_count ? snprintf(to, room, "%s", first[i])
-                                 : g2zg_flag_argument(&flags[i - first_count], to, room);
-    if (length == 0 && i >= first_count) continue;
+  for (int i = 0; i < first_count; i++) {
+    *out++ = to;
+    to += snprintf(to, (size_t)(end - to), "%s", first[i]) + 1;
+  }
+  for (int i = 0; i < count; i++) {
+    const int length = g2zg_flag_argument(&flags[i], to, (size_t)(end - to));
+    if (length == 0) continue;
     *out++ = to;
     to += length + 1;
   }
@@ -580,8 +598,8 @@ G2Z_API void g2z_flags_print(const g2z_flag *flags, int count,
       name[0] = 0;
     }
     g2zg_flag_default(flag, value);
-    snprintf(text, sizeof text, value[0] ? "  %-30s %s [%s]" : "  %-30s %s", name, flag->help,
-             value);
+    if (value[0]) snprintf(text, sizeof text, "  %-30s %s [%s]", name, flag->help, value);
+    else snprintf(text, sizeof text, "  %-30s %s", name, flag->help);
     line(user, text);
   }
 }
@@ -702,11 +720,17 @@ static g2z_status g2zg_spawn_one(g2zg_spawn *spawn, int rank) {
   close(ends[1]);
   G2Z_RETRY(got, read(ends[0], &error, sizeof error));
   close(ends[0]);
-  if (child > 0 && got > 0) waitpid(child, NULL, 0);
-  spawn->processes[rank] = child > 0 && got <= 0 ? child : 0;
-  if (spawn->processes[rank]) return G2Z_OK;
-  return g2z_fail(spawn->services, child > 0 ? G2Z_IO : G2Z_NO_MEMORY, "rank %d cannot be started: "
-                  "%s: %s", rank, spawn->job->argv[0], strerror(error));
+  if (child > 0 && got <= 0) {
+    spawn->processes[rank] = child;
+    return G2Z_OK;
+  }
+  g2z_status why = G2Z_NO_MEMORY; /* fork failed */
+  if (child > 0) {                /* exec failed */
+    waitpid(child, NULL, 0);
+    why = G2Z_IO;
+  }
+  return g2z_fail(spawn->services, why, "rank %d cannot be started: %s: %s", rank,
+                  spawn->job->argv[0], strerror(error));
 }
 
 static void g2zg_spawn_signal(const g2zg_spawn *spawn, int signal) {
@@ -716,7 +740,10 @@ static void g2zg_spawn_signal(const g2zg_spawn *spawn, int signal) {
 
 /* The exit code with the largest weight becomes the exit code of the job. */
 static int g2zg_spawn_weight(int code) {
-  return code == 0 ? 0 : code == G2Z_EXIT_STOPPED ? 1 : code == G2Z_EXIT_LOST ? 2 : 3;
+  if (code == 0) return 0;
+  if (code == G2Z_EXIT_STOPPED) return 1;
+  if (code == G2Z_EXIT_LOST) return 2;
+  return 3;
 }
 
 /* Starts all ranks and waits until all have ended. job->watch runs at least once, even if they end
@@ -771,10 +798,12 @@ static g2z_status g2zg_spawn_all(g2zg_spawn *spawn) {
                     1e-6 * (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec);
       const size_t resident = (size_t)used.ru_maxrss * 1024; /* Linux counts KiB */
       if (resident > end->rank_bytes) end->rank_bytes = resident;
-      const int killed = WIFEXITED(ended) ? 0 : WTERMSIG(ended);
-      const int code = !killed        ? WEXITSTATUS(ended)
-                       : spawn->haste ? G2Z_EXIT_LOST /* killed by this process */
-                                      : 128 + killed;
+      int code = WEXITSTATUS(ended), killed = 0; /* killed: by this signal */
+      if (!WIFEXITED(ended)) {
+        killed = WTERMSIG(ended);
+        code = 128 + killed;
+        if (spawn->haste) code = G2Z_EXIT_LOST; /* killed by this process */
+      }
       if (g2zg_spawn_weight(code) <= g2zg_spawn_weight(end->exit_code)) continue;
       end->exit_code = code;
       if (g2zg_spawn_weight(code) < 3 || job->output || spawn->news[0]) continue;
@@ -797,10 +826,12 @@ static g2z_status g2zg_spawn_all(g2zg_spawn *spawn) {
       spawn->failed = now;
       g2zg_spawn_signal(spawn, SIGCONT); /* so that a stopped rank can end */
     }
-    const int late = spawn->failed > 0 ? (now > spawn->failed + 2) + (now > spawn->failed + 13) : 0;
-    if (late > spawn->haste) {
-      g2zg_spawn_signal(spawn, late == 1 ? SIGTERM : SIGKILL);
-      spawn->haste = late;
+    if (spawn->failed > 0 && now > spawn->failed + 13 && spawn->haste < 2) {
+      g2zg_spawn_signal(spawn, SIGKILL);
+      spawn->haste = 2;
+    } else if (spawn->failed > 0 && now > spawn->failed + 2 && spawn->haste < 1) {
+      g2zg_spawn_signal(spawn, SIGTERM);
+      spawn->haste = 1;
     }
   } while (running > 0);
   sigaction(SIGCHLD, &child, NULL);
@@ -867,8 +898,12 @@ G2Z_API g2z_shown g2z_utf8_show(const unsigned char *at, const unsigned char *en
   const size_t length = g2z_utf8_length(at, end);
   const int control = *at == 0x7f || (*at < 0x20 && *at != '\n' && *at != '\t') ||
                       (length == 2 && *at == 0xc2 && at[1] < 0xa0); /* U+0080 to U+009F */
-  g2z_shown shown = {(const char *)at, length, length ? length : 1};
-  if (!length || control) shown.text = "\xef\xbf\xbd", shown.bytes = 3;
+  g2z_shown shown = {(const char *)at, length, length};
+  if (!length || control) {
+    shown.text = "\xef\xbf\xbd";
+    shown.bytes = 3;
+  }
+  if (!length) shown.used = 1;
   return shown;
 }
 
@@ -876,21 +911,22 @@ G2Z_API const char *g2z_shell_word(const char *text, char *word, size_t room) {
   static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
                               "_-+=:,./@%";
   const unsigned char *at = (const unsigned char *)text, *end = at + strlen(text);
-  const int bare = *text && !text[strspn(text, plain)];
+  const char *quote = "'";
   int odd = 0;
+  if (*text && !text[strspn(text, plain)]) quote = "";
   while (at < end) {
     const g2z_shown shown = g2z_utf8_show(at, end);
     odd |= shown.text != (const char *)at || *at == '\n' || *at == '\t';
     at += shown.used;
   }
-  size_t used = (size_t)snprintf(word, room, "%s", bare ? "" : odd ? "$'" : "'");
+  size_t used = (size_t)snprintf(word, room, "%s%s", odd ? "$" : "", quote);
   for (at = (const unsigned char *)text; at < end && used + 6 < room; at++) {
     const int special = *at == '\'' || *at == '\\', control = *at < ' ' || *at >= 0x7f;
     if (odd && (special || control)) used += (size_t)snprintf(word + used, 6, "\\%03o", *at);
     else if (*at == '\'') used += (size_t)snprintf(word + used, 6, "'\\''");
     else word[used++] = (char)*at;
   }
-  snprintf(word + used, room - used, "%s", bare ? "" : "'");
+  snprintf(word + used, room - used, "%s", quote);
   if (at < end || used + 2 > room) snprintf(word, room, "...");
   return word;
 }
@@ -899,13 +935,16 @@ G2Z_API const char *g2z_json_word(const char *text, char *word) {
   const unsigned char *at = (const unsigned char *)text, *end = at + strlen(text);
   char *to = word;
   *to++ = '"';
-  for (g2z_shown shown; at < end; at += shown.used) {
-    const char escape = *at == '\n' ? 'n' : *at == '\t' ? 't'
-                        : *at == '"' || *at == '\\' ? (char)*at : '\0';
-    shown = g2z_utf8_show(at, end);
-    if (escape) *to++ = '\\';
-    memcpy(to, escape ? &escape : shown.text, shown.bytes);
-    to += shown.bytes;
+  while (at < end) {
+    const g2z_shown shown = g2z_utf8_show(at, end);
+    if (strchr("\n\t\"\\", *at)) *to++ = '\\';
+    if (*at == '\n') *to++ = 'n';
+    else if (*at == '\t') *to++ = 't';
+    else {
+      memcpy(to, shown.text, shown.bytes);
+      to += shown.bytes;
+    }
+    at += shown.used;
   }
   memcpy(to, "\"", 2);
   return word;
@@ -937,8 +976,9 @@ G2Z_API g2z_status g2z_begin_program(g2z_services *services, char **argv) {
 #endif
   if (again) execv("/proc/self/exe", argv);
 #if defined(__linux__) /* a program that was started as /proc/self/exe has the name "exe" */
-  const char *slash = argv[0] ? strrchr(argv[0], '/') : NULL;
-  if (argv[0]) prctl(PR_SET_NAME, slash ? slash + 1 : argv[0]); /* for top and pgrep */
+  const char *name = argv[0];
+  if (name && strrchr(name, '/')) name = strrchr(name, '/') + 1;
+  if (name) prctl(PR_SET_NAME, name); /* for top and pgrep */
 #endif
   return G2Z_OK;
 }
