@@ -127,7 +127,8 @@ static const char help_end[] =
     "with the first: every 20th for 0.05. If the input is fewer than 10 / F texts of one document\n"
     "each, it takes the last F of the bytes of each text instead. The length of .gz, .zst and\n"
     "standard input is unknown: in this case they give no validation split. --train-bpe learns\n"
-    "from all of the text.\n"
+    "from all of the text. A file that is given twice counts twice; it is refused if its documents\n"
+    "could be in both splits.\n"
     "nanoGPT's split of a text: --format raw --eot none --val-fraction 0.1 TEXT\n"
     "llm.c's split of a text:   --split-docs blank --val-tokens 32768 TEXT\n";
 
@@ -280,6 +281,8 @@ typedef struct source {      /* a file, or a range of one */
   const char *path, *label;  /* the label is for messages */
   int json;                  /* one document per line */
   uint64_t begin, end;       /* range of bytes; end UINT64_MAX: to the end of the file */
+  dev_t device;              /* with the inode: the file, whatever its name */
+  ino_t inode;
   int split;                 /* TRAIN, VAL or BY_DOCUMENT */
 } source;
 
@@ -1075,23 +1078,27 @@ static g2z_status learn(g2z_services *services, const options *o, const source *
 /* ----- checking the inputs ----------------------------------------------- */
 
 /* Checks before the run that an input can be read. *bytes: its length; 0: not known. */
-static g2z_status check_input(g2z_services *services, const char *path, uint64_t *bytes) {
-  struct stat info;
+static g2z_status check_input(g2z_services *services, const char *path, struct stat *info,
+                              uint64_t *bytes) {
   char word[400];
   *bytes = 0;
-  if (strcmp(path, "-") == 0) return G2Z_OK;
-  if (stat(path, &info) != 0 || access(path, R_OK) != 0) {
+  memset(info, 0, sizeof *info);
+  if (strcmp(path, "-") == 0) {
+    fstat(STDIN_FILENO, info); /* a closed one fails when it is read */
+    return G2Z_OK;
+  }
+  if (stat(path, info) != 0 || access(path, R_OK) != 0) {
     if (errno == ENOENT && strpbrk(path, "*?["))
       return fail(services, G2Z_IO, "there is no file %s: remove the quotes, and the shell "
                   "expands the pattern", path);
     return g2z_fail_file(services, errno, "read", path);
   }
-  if (S_ISDIR(info.st_mode))
+  if (S_ISDIR(info->st_mode))
     return fail(services, G2Z_IO, "%s is a directory: name its files, %s/*", path,
                 g2z_shell_word(path, word, sizeof word));
-  if (!S_ISREG(info.st_mode)) return G2Z_OK;
-  *bytes = g2z_text_named(path).unpack ? 0 : (uint64_t)info.st_size;
-  if (info.st_size) return G2Z_OK;
+  if (!S_ISREG(info->st_mode)) return G2Z_OK;
+  *bytes = g2z_text_named(path).unpack ? 0 : (uint64_t)info->st_size;
+  if (info->st_size) return G2Z_OK;
   return fail(services, G2Z_FORMAT,
               "%s is empty: remove it from the command, or create it again", path);
 }
@@ -1124,18 +1131,40 @@ static g2z_status find_tail(g2z_services *services, const char *path, uint64_t b
   return G2Z_OK;
 }
 
+/* Refuses a file that is already in the list if its documents have their own splits: validation
+ * could then measure documents that the model was trained on. Otherwise a file that is given twice
+ * counts twice. */
+static g2z_status check_twice(g2z_services *services, const options *o, const source *list,
+                              int count, const source *added) {
+  const int apart = added->split != BY_DOCUMENT || (val_fraction(o) == 0 && o->val_tokens <= 0);
+  const int is_stdin = strcmp(added->path, "-") == 0;
+  for (int i = 0; i < count; i++) {
+    if (list[i].inode != added->inode || list[i].device != added->device) continue;
+    if (is_stdin && strcmp(list[i].path, "-") == 0)
+      return fail(services, G2Z_BAD_ARGUMENT, "standard input is given twice, but it can be read "
+                  "only once: remove one -");
+    if (!apart)
+      return fail(services, G2Z_BAD_ARGUMENT, "%.300s is given twice, the first time as %.300s: its "
+                  "documents could be in training and in validation. Remove one of the two, or "
+                  "use --val-fraction 0 instead of a validation split", added->label,
+                  list[i].label);
+  }
+  return G2Z_OK;
+}
+
 /* Lists the sources to read: at most two per input. */
 static g2z_status list_sources(g2z_services *services, const options *o, char **inputs, int count,
                                source *list, int *sources, uint64_t *total) {
   double fraction = val_fraction(o);
   int texts = 0, json = 0, unknown = 0;
   static char head[G2Z_TEXT_LOOK]; /* too large for a small stack */
+  struct stat info;
   size_t got;
   uint64_t bytes;
   *sources = 0;
   *total = 0;
   for (int i = 0; i < count; i++) {
-    TRY(check_input(services, inputs[i], &bytes));
+    TRY(check_input(services, inputs[i], &info, &bytes));
     const g2z_text_name name = g2z_text_named(inputs[i]);
     texts += o->split_docs == SPLIT_NONE && !name.json;
     json += name.json || strcmp(inputs[i], "-") == 0;
@@ -1152,10 +1181,10 @@ static g2z_status list_sources(g2z_services *services, const options *o, char **
                 o->field, inputs[0]);
   if (unknown) *total = 0;
   for (int i = 0; i < count; i++) {
-    source s = {inputs[i], inputs[i], 0, 0, UINT64_MAX, BY_DOCUMENT};
     int is_stdin = strcmp(inputs[i], "-") == 0;
+    TRY(check_input(services, inputs[i], &info, &bytes));
+    source s = {inputs[i], inputs[i], 0, 0, UINT64_MAX, info.st_dev, info.st_ino, BY_DOCUMENT};
     if (is_stdin) s.label = "standard input";
-    TRY(check_input(services, inputs[i], &bytes));
     if (bytes) s.end = bytes;
     s.json = g2z_text_named(inputs[i]).json || (is_stdin && o->field);
     if (bytes) TRY(read_at(services, inputs[i], 0, head, sizeof head, &got));
@@ -1166,12 +1195,12 @@ static g2z_status list_sources(g2z_services *services, const options *o, char **
                   "--val-fraction %g: the length of %s is unknown until it ends: use "
                   "--val-tokens N or --split-docs, or save it to a file",
                   (double)o->val_fraction, s.label);
-    if (whole && !bytes) s.split = TRAIN;
+    if (whole) s.split = TRAIN;
+    TRY(check_twice(services, o, list, *sources, &s));
     if (whole && bytes) {
       source tail = s;
       TRY(find_tail(services, inputs[i], bytes, fraction, &tail.begin));
       s.end = tail.begin;
-      s.split = TRAIN;
       tail.split = VAL;
       if (s.end) list[(*sources)++] = s;
       if (tail.begin == tail.end) continue;
@@ -1306,7 +1335,7 @@ static g2z_status prepare(g2z_services *services, const options *o, char **input
 
 static g2z_status encode_filter(g2z_services *services, const options *o,
                                 const g2z_tokenizer *tokenizer) {
-  const source input = {"-", "standard input", o->field != NULL, 0, UINT64_MAX, TRAIN};
+  const source input = {"-", "standard input", o->field != NULL, 0, UINT64_MAX, 0, 0, TRAIN};
   output to;
   progress shown;
   memset(&to, 0, sizeof to);

@@ -851,6 +851,8 @@ static void test_prepare_conventions(g2z_test *t) {
       {"--universal-newlines --val-fraction 0 crlf.txt", "crlf_train_000000.bin", 1, "#a\nb\nc\n"},
       {"--val-fraction 0 d.jsonl", "d_train_000000.bin", 1, "#A\"\n#second#"},
       {"--val-fraction 0 --field id d.jsonl", "d_train_000000.bin", 1, "#x1#x2#x3"},
+      {"--val-fraction 0 d.jsonl d.jsonl", "d_train_000000.bin", 1, "#A\"\n#second##A\"\n#second#"},
+      {"--val-fraction 0.25 a.txt a.txt", "a_val_000000.bin", 1, "#three#three"},
       {"--format raw d.jsonl", "val.bin", 0, "A\"\n#"}, /* the first of every twenty */
       {"--field id --val-tokens 6 - < d.jsonl", "stdin_train_000000.bin", 1, "#x3"},
       {"a.txt d.jsonl --val-tokens 7", "a_train_000000.bin", 1, "two 2\n\nthree#A\"\n#second#"},
@@ -938,6 +940,12 @@ static const char *const test_prepare_bad[][2] = {
     {"--train-bpe 300 --val-fraction 0 lacks.jsonl", "lacks.jsonl, line 2: no text"},
     {"--strict --val-fraction 0 lone.jsonl",
      "lone.jsonl, line 2, column 22: \\uDC00 is half of a surrogate pair"},
+    /* a document in training and in validation */
+    {"bare.jsonl ./bare.jsonl", "./bare.jsonl is given twice, the first time as bare.jsonl: its "
+     "documents could be in training and in validation. Remove one of the two, or use "},
+    {"--split-docs blank a.txt in.txt a.txt", "a.txt is given twice"},
+    {"--val-tokens 2 a.txt in.txt a.txt", "a.txt is given twice"},
+    {"--val-fraction 0 - - < a.txt", "it can be read only once: remove one -"},
     {"--val-tokens 99 a.txt", "for training: all 11 are in validation; give more text"},
     {"--vocab none.bpe a.txt", "none.bpe: No such file; check the path, or get GPT-2's"},
     {"--vocab '' a.txt", "cannot open \"\": No such file"},
