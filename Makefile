@@ -201,7 +201,7 @@ refused = $$1 $1 -fsyntax-only -I. 2>&1 | grep -m1 error | grep -q -e '$2' \
 # has the implementations and is linked with two.c, which has not. static.c and static2.c each have
 # their own.
 check-header: WARN += -Wframe-larger-than=36864 # main, its calls and libc must fit a small stack
-check-header: ## compile the header alone in every way, after system headers, and where it must refuse
+check-header: ## compile the header alone in every way, after system headers, room by room, and where it must refuse
 	@mkdir -p build/check
 	@impl='#define GPT2_ZERO_IMPLEMENTATION' include='#include "gpt2_zero.h"' static='#define G2Z_STATIC'; \
 	main='int main(void) { return g2z_dtype_text(G2Z_FP16) == 0; }'; cd build/check; \
@@ -220,6 +220,7 @@ check-header: ## compile the header alone in every way, after system headers, an
 	  $(call refused,-ffast-math build/check/one.c,-fno-fast-math); \
 	  $(call refused,-ffinite-math-only build/check/one.c,-fno-fast-math); \
 	  echo "ok    $$1: refuses -std=c11 behind system headers and -ffast-math")
+	@tests/rooms.sh
 
 check-compilers: check-header ## the header and the programs without a warning in every way
 	$(call each,$(WAYS),for file in train.cu bench.cu test_gpt2.cu prepare_data.c; do $(compile); done; \

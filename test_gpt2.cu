@@ -284,6 +284,7 @@ static const g2z_test_entry test_table[] = {
     {"ranks_train_killed", "kill -9 of ranks of ./train, started by hand", test_ranks_train_killed},
     {"make_command", "a program whose command has changed is built again", test_make_command},
     {"make_fetch", "a download whose sum is wrong is refused", test_make_fetch},
+    {"make_check", "the scripts of make check see faults", test_make_check},
     {"example_minimal", "examples/minimal.cu trains, resumes, on two ranks", test_example_minimal},
     {"example_gpt2", "recipes with --smoke: download, stop, resume", test_example_gpt2},
     {"example_finetune", "examples/finetune.sh, from weights to an answer", test_example_finetune},

@@ -1044,6 +1044,25 @@ static void test_make_fetch(g2z_test *t) {
   TEST_LINES(t, lines);
 }
 
+/* The scripts of `make check` see a fault in a small file, and none in the file without it. */
+static void test_make_check(g2z_test *t) {
+  static const char rooms[] =
+      "#if 1\nstatic int late(int x);\n"
+      "/* ===== >>i00 the page */\nstatic int page(int x) { return late(x); }\n"
+      "/* ===== >>i02 files */\nstatic int early(int x) { return x; }\n"
+      "/* ===== >>i13 model */\nstatic int late(int x) { return early(x) + page(x); }\n"
+      "/* ===== >>i14 trainer */\nstatic int last(int x) { return late(x); }\n#endif\n";
+  static const test_line lines[] = {
+      {"tests/rooms.sh $D/rooms.h", 0, {"ok    rooms: each calls"}},
+      {"sed 's/return x/return late(x)/' $D/rooms.h > $D/a.h; tests/rooms.sh $D/a.h", 1,
+       {"FAIL  room i02 calls a room below it", "a.h:2:"}}, /* late() is declared in line 2 */
+      {"sed 's/+ page/+ last/' $D/rooms.h > $D/a.h; tests/rooms.sh $D/a.h", 1,
+       {"FAIL  room i13 calls a room below it", "a.h:8:"}}};
+  FILE_OR_SKIP(t, "tests/rooms.sh", "bash --version && cc --version");
+  test_write_file(t, test_path(t, "rooms.h"), rooms, sizeof rooms - 1);
+  TEST_LINES(t, lines);
+}
+
 /* examples/minimal.cu with only the header: it trains, resumes from its checkpoint, also on two
  * ranks, and reports missing arguments. README's program checks at the start what it needs at the
  * end. */
