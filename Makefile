@@ -273,7 +273,7 @@ ROOT := gpt2_zero.h gpt2_zero_kernels.cuh train.cu bench.cu prepare_data.c test_
 
 # The last two: every tag in the header's contents heads one room, and every room is in the contents;
 # extras/ only use public functions.
-check-contents: ## what lies in the repository, lines against budgets, the header's table of contents
+check-contents: ## what lies in the repository, lines and shape against limits, the header's table of contents
 	@git rev-parse > /dev/null 2>&1 || { echo 'skip  the list of files: this is no git checkout'; exit 0; }; \
 	known=$$(printf '%s\n' $(ROOT); grep -o '^|.*' README.md | grep -o '`[a-z]*/`' | tr -d '`/'); \
 	others=$$(git ls-files | sed 's,/.*,,' | sort -u | grep -v '^\.' | grep -vxF "$$known"); \
@@ -285,6 +285,7 @@ check-contents: ## what lies in the repository, lines against budgets, the heade
 	  lines=$$(cat $$files 2> /dev/null | wc -l); over=; [ $$lines -le $$most ] || { bad=1; over=', too many'; }; \
 	  printf 'lines %-24s %6d of %5d%s\n' "$${pair%=*}" $$lines $$most "$$over"; \
 	done; [ $$bad = 0 ]
+	@tests/shape.sh
 	@awk '{ for (line = $$0; match(line, />>[di][0-9][0-9]/); line = substr(line, RSTART + RLENGTH)) { \
 	          tag = substr(line, RSTART, RLENGTH); \
 	          if ($$0 ~ /===== >>/) rooms[tag]++; else listed[tag]++; \

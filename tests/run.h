@@ -1052,14 +1052,41 @@ static void test_make_check(g2z_test *t) {
       "/* ===== >>i02 files */\nstatic int early(int x) { return x; }\n"
       "/* ===== >>i13 model */\nstatic int late(int x) { return early(x) + page(x); }\n"
       "/* ===== >>i14 trainer */\nstatic int last(int x) { return late(x); }\n#endif\n";
+  static const char shape[] =
+      "#define TWICE(x) do { x; x; } while (x ? 1 : 0)\n"
+      "/* Is it so? a; b; */\n"
+      "static int clean(int a, int (*f)(A, B, C, D, E, F, G, H, I)) {\n"
+      "  const char *text = \"a ? b : c; \\\" d\"; // x; y;\n"
+      "  int i = 0, j = '\\'';\n"
+      "  for (i = 0, j = 1; i < a; i++) text++;\n"
+      "  return j;\n"
+      "}\n";
+#define SHAPE(text) "{ cat $D/shape.h; printf '" text "'; } > $D/b.h && tests/shape.sh "
+#define LINES(n) "{ echo 'int b() {'; yes '' | head -" n "; echo '}'; } > $D/b.h && tests/shape.sh "
   static const test_line lines[] = {
       {"tests/rooms.sh $D/rooms.h", 0, {"ok    rooms: each calls"}},
       {"sed 's/return x/return late(x)/' $D/rooms.h > $D/a.h; tests/rooms.sh $D/a.h", 1,
        {"FAIL  room i02 calls a room below it", "a.h:2:"}}, /* late() is declared in line 2 */
       {"sed 's/+ page/+ last/' $D/rooms.h > $D/a.h; tests/rooms.sh $D/a.h", 1,
-       {"FAIL  room i13 calls a room below it", "a.h:8:"}}};
+       {"FAIL  room i13 calls a room below it", "a.h:8:"}},
+      {SHAPE("") "$D/b.h", 0, {"      6  166.7      0      0      0      0\n"}},
+      {SHAPE("int b = 1 ? 2 ? 3 : 4 : 5 ? 6 : 7;") "$D/b.h", 1, {"over the limit: ternary 30\n"}},
+      {SHAPE("int b(int x) { x++; return x; }") "$D/b.h", 1,
+       {"      7  142.9      1      0      0      0   over the limit: two 0\n"}},
+      {SHAPE("int b(int x) { x++; return x; }") "--list two $D/b.h", 0, {"b.h:9: int b("}},
+      {SHAPE("int b() {\\n  if (x) x = 1, y = 2;\\n}\\n") "--list comma $D/b.h", 0, {"b.h:10: "}},
+      {SHAPE("int b() {\\n  x = 1,\\n  y += 2;\\n}\\n") "$D/b.h", 1, {"the limit: comma 0\n"}},
+      {SHAPE("int\\nb(int, int, int, int, int, int, int, int, int);") "--list params $D/b.h", 0,
+       {"b.h:10: b("}},
+      {SHAPE("struct b {\\n  int (*b)(A, B, C, D, E, F, G, H, I);\\n};\\n") "$D/b.h", 0,
+       {"      0      0      1      0\n"}},
+      {LINES("98") "$D/b.h", 0, {"      0      0      0      0\n"}},
+      {LINES("99") "--list long $D/b.h", 0, {"b.h:1: int b() {"}}};
+#undef LINES
+#undef SHAPE
   FILE_OR_SKIP(t, "tests/rooms.sh", "bash --version && cc --version");
   test_write_file(t, test_path(t, "rooms.h"), rooms, sizeof rooms - 1);
+  test_write_file(t, test_path(t, "shape.h"), shape, sizeof shape - 1);
   TEST_LINES(t, lines);
 }
 
