@@ -265,7 +265,7 @@ check-cuda: ## no warning from nvcc, for each architecture; Hopper's kernels kee
 # Most lines that a file may have: some 5 % above what it has, for growth that nobody meant. A change
 # that needs more raises its file's figure. Lines are not shortened or joined to stay below.
 BUDGETS := gpt2_zero.h=11800 gpt2_zero_kernels.cuh=8600 train.cu=370 bench.cu=630 prepare_data.c=1450 \
-           extras/g2z_experiment.h=1950 extras/g2z_report.h=2220 extras/g2z_run.h=3740 \
+           extras/g2z_experiment.h=1950 extras/g2z_report.h=2370 extras/g2z_run.h=3740 \
            extras/g2z_text.h=2120 extras/g2z_program.h=1040 extras/g2z_eval.h=710 README.md=160
 # The top level holds only these, dotfiles, and the folders in README's table.
 ROOT := gpt2_zero.h gpt2_zero_kernels.cuh train.cu bench.cu prepare_data.c test_gpt2.cu Makefile README.md \

@@ -320,13 +320,14 @@ static const char g2zp_page_style[] =
  * text between two pieces of markup. */
 static void g2zp_element(g2z_writer *writer, const char *open, const char *text,
                          const char *close) {
+  static const char marks[] = "&<>\"'";
+  static const char *const entities[] = {"&amp;", "&lt;", "&gt;", "&quot;", "&#39;"};
   const unsigned char *at = (const unsigned char *)text, *end = at + strlen(text);
   g2z_writer_put(writer, open, strlen(open));
   while (at < end) {
     const g2z_shown shown = g2z_utf8_show(at, end);
-    const char *entity = *at == '&' ? "&amp;" : *at == '<' ? "&lt;" : *at == '>' ? "&gt;"
-                         : *at == '"' ? "&quot;" : *at == '\'' ? "&#39;" : NULL;
-    if (entity) g2z_writer_put(writer, entity, strlen(entity));
+    const char *mark = strchr(marks, *at);
+    if (mark) g2z_writer_printf(writer, "%s", entities[mark - marks]);
     else g2z_writer_put(writer, shown.text, shown.bytes);
     at += shown.used;
   }
@@ -421,10 +422,12 @@ G2Z_API void g2z_page_table(g2z_page *page, int columns, const char *const *head
 G2Z_API void g2z_page_cell(g2z_page *page, const char *format, ...) {
   G2Z_ASSERT(page->open == G2ZP_PAGE_TABLE);
   G2ZP_FORMAT(format, text);
-  const int last = page->cell + 1 == page->columns;
-  g2zp_element(page->writer, page->cell ? "<td>" : "<tr><td>", *text ? text : "\xe2\x80\x93",
-               last ? "</tr>\n" : "");
-  page->cell = last ? 0 : page->cell + 1;
+  if (page->cell == 0) g2z_writer_printf(page->writer, "<tr>");
+  g2zp_element(page->writer, "<td>", *text ? text : "\xe2\x80\x93", "");
+  page->cell++;
+  if (page->cell < page->columns) return;
+  g2z_writer_printf(page->writer, "</tr>\n");
+  page->cell = 0;
 }
 
 G2Z_API g2z_status g2z_page_commit(g2z_page *page) {
@@ -465,7 +468,8 @@ static const g2zp_extent g2zp_nothing = {NAN, NAN, NAN, 1};
 /* Keeps values far from a double's limits, so that no scale overflows. NaN: a gap. */
 static double g2zp_drawable(double value) {
   if (!isfinite(value) || fabs(value) > 1e30) return NAN;
-  return fabs(value) < 1e-30 ? 0 : value;
+  if (fabs(value) < 1e-30) return 0;
+  return value;
 }
 
 static void g2zp_extent_add(g2zp_extent *e, double value) {
@@ -479,33 +483,53 @@ static void g2zp_extent_add(g2zp_extent *e, double value) {
 
 /* The nearest 1, 2 or 5 times a power of ten below `value`, or above it. */
 static double g2zp_log_bound(double value, int above) {
-  double power = pow(10, floor(log10(value) + 1e-9)), lead = value / power;
-  if (above) return power * (lead <= 1.001 ? 1 : lead <= 2.001 ? 2 : lead <= 5.001 ? 5 : 10);
-  return power * (lead >= 4.999 ? 5 : lead >= 1.999 ? 2 : 1);
+  const double power = pow(10, floor(log10(value) + 1e-9)), lead = value / power;
+  if (above) {
+    if (lead <= 1.001) return power;
+    if (lead <= 2.001) return 2 * power;
+    if (lead <= 5.001) return 5 * power;
+    return 10 * power;
+  }
+  if (lead >= 4.999) return 5 * power;
+  if (lead >= 1.999) return 2 * power;
+  return power;
 }
 
 /* `rounded`: the axis ends at ticks, as a y axis does; else at the first and the last value. */
 static void g2zp_scale_make(g2zp_scale *s, const g2zp_extent *e, g2z_axis axis, int rounded) {
   memset(s, 0, sizeof *s);
-  s->low = isnan(e->low) ? 0 : e->low;
-  s->high = isnan(e->high) ? 1 : e->high;
+  s->low = e->low;
+  s->high = e->high;
+  if (isnan(e->low)) { /* there is no value */
+    s->low = 0;
+    s->high = 1;
+  }
   s->log = (axis == G2Z_AXIS_LOG && 1.1 * e->positive < e->high) ||
            (axis == G2Z_AXIS_AUTO && e->low > 0 && e->high / e->low > 1000);
   if (s->log) {
-    s->low = rounded ? g2zp_log_bound(e->positive, 0) : e->positive;
-    if (rounded) s->high = g2zp_log_bound(e->high, 1);
+    s->low = e->positive;
+    if (rounded) {
+      s->low = g2zp_log_bound(e->positive, 0);
+      s->high = g2zp_log_bound(e->high, 1);
+    }
   } else {
     if (axis == G2Z_AXIS_ZERO && s->low > 0) s->low = 0;
     if (axis == G2Z_AXIS_ZERO && s->high < 0) s->high = 0;
     const double size = fmax(fabs(s->low), fabs(s->high));
     if (s->high - s->low <= 1e-9 * size) { /* a single value is centred */
-      s->low -= size > 0 ? size / 10 : 1;
-      s->high += size > 0 ? size / 10 : 1;
+      const double margin = size > 0 ? size / 10 : 1;
+      s->low -= margin;
+      s->high += margin;
     }
-    /* The step is 1, 2, 2.5 or 5 times a power of ten; about five steps make up the span. */
-    double raw = (s->high - s->low) / 5, power = pow(10, floor(log10(raw))), lead = raw / power;
-    int quarter = lead > 2 && lead <= 2.5 && !(e->whole && power < 10);
-    s->step = power * (lead <= 1 ? 1 : lead <= 2 ? 2 : quarter ? 2.5 : lead <= 5 ? 5 : 10);
+    /* The step is 1, 2, 2.5 or 5 times a power of ten; about five steps make up the span. A step of
+     * 2.5 would put integers between ticks. */
+    const double raw = (s->high - s->low) / 5, power = pow(10, floor(log10(raw)));
+    const double lead = raw / power;
+    if (lead <= 1) s->step = power;
+    else if (lead <= 2) s->step = 2 * power;
+    else if (lead <= 2.5 && !(e->whole && power < 10)) s->step = 2.5 * power;
+    else if (lead <= 5) s->step = 5 * power;
+    else s->step = 10 * power;
     if (e->whole && s->step < 1) s->step = 1;
     if (rounded) {
       s->low = floor(s->low / s->step + 1e-6) * s->step;
@@ -513,12 +537,13 @@ static void g2zp_scale_make(g2zp_scale *s, const g2zp_extent *e, g2z_axis axis, 
     }
   }
   if (s->log) { /* few decades: 1, 2, 5; else powers of ten, or every n-th */
+    static const int leads[] = {1, 2, 5};
     int first = (int)floor(log10(s->low) + 1e-9), last = (int)floor(log10(s->high) + 1e-9);
     int every = (last - first) / 6 + 1, fine = log10(s->high / s->low) < 2.5;
     for (int power = first; power <= last; power += every)
-      for (int lead = 1; lead <= 5; lead += lead == 2 ? 3 : 1) { /* 1, 2, 5 */
-        double tick = lead * pow(10, power);
-        int shown = (lead == 1 || fine) && tick >= s->low * 0.999 && tick <= s->high * 1.001;
+      for (size_t i = 0; i < G2Z_COUNT(leads); i++) {
+        double tick = leads[i] * pow(10, power);
+        int shown = (i == 0 || fine) && tick >= s->low * 0.999 && tick <= s->high * 1.001;
         if (shown && s->ticks < G2ZP_TICKS) s->tick[s->ticks++] = tick;
       }
   } else
@@ -531,17 +556,17 @@ static void g2zp_scale_make(g2zp_scale *s, const g2zp_extent *e, g2z_axis axis, 
 static double g2zp_scale_at(const g2zp_scale *s, double value) {
   value = g2zp_drawable(value);
   if (s->log && !(value > 0)) return NAN;
-  double part = s->log ? log(value / s->low) / log(s->high / s->low)
-                       : (value - s->low) / (s->high - s->low);
+  double part = (value - s->low) / (s->high - s->low);
+  if (s->log) part = log(value / s->low) / log(s->high / s->low);
   return s->from + part * (s->to - s->from);
 }
 
 /* Shortens "2,500" to "2.5k". All ticks of a linear scale share one unit and the number of
  * decimals that the step needs. */
 static const char *g2zp_tick_text(const g2zp_scale *s, double value, char out[32]) {
-  const double size = s->step > 0 ? fmax(fabs(s->low), fabs(s->high)) : fabs(value);
-  double unit = 1;
+  double size = fabs(value), unit = 1;
   char suffix[8] = "";
+  if (s->step > 0) size = fmax(fabs(s->low), fabs(s->high));
   if (size >= 1e15 || (size < 1e-2 && size > 0)) {
     const int power = (int)floor(log10(size) + 1e-9);
     unit = pow(10, power);
@@ -584,8 +609,11 @@ static void g2zp_svg_text(g2z_writer *writer, const char *kind, double x, double
 static const char *g2zp_number_text(char out[G2ZP_CELL], const char *format, double value) {
   const int whole = fabs(value) < 1e15 && (fabs(value) >= 100 || value == rint(value));
   out[0] = 0;
-  if (format ? fabs(value) < 1e18 : isfinite(value))
-    snprintf(out, G2ZP_CELL, format ? format : whole ? "%.0f" : "%.5g", value);
+  if (format) {
+    if (fabs(value) < 1e18) snprintf(out, G2ZP_CELL, format, value);
+  } else if (isfinite(value)) {
+    snprintf(out, G2ZP_CELL, whole ? "%.0f" : "%.5g", value);
+  }
   g2z_plain_number(out);
   return out;
 }
@@ -603,11 +631,13 @@ static void g2zp_chart_lines(g2z_writer *writer, const g2z_chart *chart, const g
   for (int s = 0; s < chart->series_count; s++) {
     const g2z_series *series = &chart->series[s];
     const size_t count = series->count, half = G2Z_CHART_POINTS / 2;
-    const size_t stretch = count <= G2Z_CHART_POINTS ? 1 : (count + half - 1) / half;
+    size_t stretch = 1;
+    const char *style = "";
     int drawn = 0;                   /* points since the last gap */
-    g2z_writer_printf(writer, "<path class=\"series%s%s\" style=\"--c:var(--s%d)\" d=\"",
-                      series->mark == G2Z_MARK_DASHED  ? " dash"
-                      : series->mark == G2Z_MARK_FAINT ? " faint" : "",
+    if (count > G2Z_CHART_POINTS) stretch = (count + half - 1) / half;
+    if (series->mark == G2Z_MARK_DASHED) style = " dash";
+    if (series->mark == G2Z_MARK_FAINT) style = " faint";
+    g2z_writer_printf(writer, "<path class=\"series%s%s\" style=\"--c:var(--s%d)\" d=\"", style,
                       count > 200 ? " many" : "", s);
     for (size_t begin = 0; begin < count; begin += stretch) {
       const size_t end = count - begin < stretch ? count : begin + stretch;
@@ -622,8 +652,15 @@ static void g2zp_chart_lines(g2z_writer *writer, const g2z_chart *chart, const g
         if (least == end || value < series->y[least]) least = i;
         if (most == end || value > series->y[most]) most = i;
       }
-      const size_t point[2] = {least < most ? least : most, least < most ? most : least};
-      for (int i = least == end ? 2 : least == most; i < 2; i++, drawn++)
+      size_t point[2] = {least, most};
+      int points = 2;
+      if (most < least) {
+        point[0] = most;
+        point[1] = least;
+      }
+      if (least == most) points = 1;
+      if (least == end) points = 0;  /* the stretch is a gap */
+      for (int i = 0; i < points; i++, drawn++)
         g2z_writer_printf(writer, "%s%s %s", drawn ? "L" : "M",
                           G2ZP_AT(g2zp_scale_at(x, series->x[point[i]])),
                           G2ZP_AT(g2zp_scale_at(y, series->y[point[i]])));
@@ -651,14 +688,17 @@ static void g2zp_chart_bars(g2z_writer *writer, const g2z_chart *chart, const g2
     g2zp_svg_text(writer, "end", x->from - 6, top + (group - 10) / 2 + 3, chart->labels[at]);
     for (int i = 0; i < chart->series_count; i++, top += 14) {
       const g2z_series *series = &chart->series[i];
-      double end = at < series->count ? g2zp_scale_at(x, series->y[at]) : NAN, text_at = end;
+      if (at >= series->count) continue;
+      double end = g2zp_scale_at(x, series->y[at]), text_at = end, low = NAN, high = NAN;
       if (isnan(end)) continue;
       if (end < x->from) end = x->from;
       g2z_writer_printf(writer, "<rect class=bar style=\"--c:var(--s%d)\" height=12 x=\"%s\" "
                         "y=\"%s\" width=\"%s\"/>", i, G2ZP_AT(x->from), G2ZP_AT(top),
                         G2ZP_AT(end - x->from));
-      double low = series->low ? g2zp_scale_at(x, series->low[at]) : NAN;
-      double high = series->low ? g2zp_scale_at(x, series->high[at]) : NAN;
+      if (series->low) {
+        low = g2zp_scale_at(x, series->low[at]);
+        high = g2zp_scale_at(x, series->high[at]);
+      }
       if (!isnan(low + high)) { /* a whisker with end caps */
         g2zp_svg_line(writer, "whisker", low, top + 6, high, top + 6);
         g2zp_svg_line(writer, "whisker", low, top + 2.5, low, top + 9.5);
@@ -678,9 +718,11 @@ G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart) {
   g2z_writer *writer = page->writer;
   g2zp_extent wide = g2zp_nothing, tall = g2zp_nothing;
   g2zp_scale x, y;
+  g2z_axis x_axis = chart->x_axis;
   char text[32];
   size_t groups = 0;
   double widest = 0; /* characters left of the y axis */
+  double height = G2ZP_CHART_HEIGHT;
   G2Z_ASSERT(chart->series_count > 0 && chart->series_count <= G2Z_CHART_SERIES);
   g2zp_page_open(page, G2ZP_PAGE_CHARTS);
 
@@ -689,13 +731,18 @@ G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart) {
     const g2z_series *series = &chart->series[i];
     if (series->count > groups) groups = series->count;
     for (size_t at = 0; at < series->count; at++) {
-      g2zp_extent_add(&wide, bars ? series->y[at] : series->x[at]);
-      if (!bars) g2zp_extent_add(&tall, series->y[at]);
-      else if (series->high) g2zp_extent_add(&wide, series->high[at]);
+      if (!bars) {
+        g2zp_extent_add(&wide, series->x[at]);
+        g2zp_extent_add(&tall, series->y[at]);
+        continue;
+      }
+      g2zp_extent_add(&wide, series->y[at]);
+      if (series->high) g2zp_extent_add(&wide, series->high[at]);
     }
   }
-  g2zp_scale_make(&x, &wide, bars ? G2Z_AXIS_ZERO : chart->x_axis ? chart->x_axis
-                  : G2Z_AXIS_LINEAR, bars);
+  if (x_axis == G2Z_AXIS_AUTO) x_axis = G2Z_AXIS_LINEAR;
+  if (bars) x_axis = G2Z_AXIS_ZERO;
+  g2zp_scale_make(&x, &wide, x_axis, bars);
   g2zp_scale_make(&y, &tall, chart->y_axis, 1);
   if (bars) y.ticks = 0;
   for (int i = 0; i < y.ticks; i++)
@@ -703,22 +750,32 @@ G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart) {
   for (size_t at = 0; at < groups && bars; at++)
     widest = fmax(widest, (double)strlen(chart->labels[at]));
   x.from = fmin(12 + G2ZP_CHART_DIGIT * widest, 0.45 * G2ZP_CHART_WIDTH);
-  x.to = G2ZP_CHART_WIDTH - (bars ? 12 + G2ZP_CHART_DIGIT * 7 : 14); /* the longest bar's value */
-  y.to = bars ? 4 : 10;
-  y.from = bars ? y.to + group * (double)groups : G2ZP_CHART_HEIGHT - (chart->x_name ? 40 : 24);
+  if (bars) {
+    x.to = G2ZP_CHART_WIDTH - (12 + G2ZP_CHART_DIGIT * 7); /* the longest bar's value */
+    y.to = 4;
+    y.from = y.to + group * (double)groups;
+    height = y.from + 24;
+  } else {
+    x.to = G2ZP_CHART_WIDTH - 14;
+    y.to = 10;
+    y.from = G2ZP_CHART_HEIGHT - (chart->x_name ? 40 : 24);
+  }
 
   /* Title and legend. */
   g2zp_element(writer, "<figure><figcaption><b>", chart->title, "</b>");
   if (chart->about) g2zp_element(writer, "<span>", chart->about, "</span>");
   g2z_writer_printf(writer, "</figcaption>\n");
-  for (int i = 0; i < chart->series_count && chart->series_count > 1; i++) {
-    g2z_writer_printf(writer, "%s<span%s style=\"--c:var(--s%d)\"", i ? "" : "<div class=legend>",
-                      chart->series[i].mark == G2Z_MARK_DASHED ? " class=dash" : "", i);
-    g2zp_element(writer, ">", chart->series[i].name,
-                 i + 1 < chart->series_count ? "</span>" : "</span></div>\n");
+  if (chart->series_count > 1) {
+    g2z_writer_printf(writer, "<div class=legend>");
+    for (int i = 0; i < chart->series_count; i++) {
+      g2z_writer_printf(writer, "<span%s style=\"--c:var(--s%d)\"",
+                        chart->series[i].mark == G2Z_MARK_DASHED ? " class=dash" : "", i);
+      g2zp_element(writer, ">", chart->series[i].name, "</span>");
+    }
+    g2z_writer_printf(writer, "</div>\n");
   }
   g2z_writer_printf(writer, "<svg viewBox=\"0 0 %d %d\" role=img", (int)G2ZP_CHART_WIDTH,
-                    (int)(bars ? y.from + 24 : G2ZP_CHART_HEIGHT));
+                    (int)height);
   g2zp_element(writer, " aria-label=\"", chart->title, "\">\n");
 
   /* The grid and the numbers of its lines. */
@@ -771,16 +828,17 @@ G2Z_API int g2z_object_at(const g2z_object *object, const char *at, g2z_json *js
   if (!object->text) return 0;
   g2z_json_open(json, object->services, object->path, object->text, object->bytes);
   while (*at) {
-    char part[64], open = g2z_json_peek(json);
+    char part[64], open = g2z_json_peek(json), close = open == '{' ? '}' : ']';
     size_t length = strcspn(at, ".");
     int found = 0, index = 0;
     snprintf(part, sizeof part, "%.*s", (int)length, at);
     if ((open != '{' && open != '[') || !g2z_json_enter(json, open)) return 0;
     int last = open == '[' && strcmp(part, "last") == 0;
     g2z_json element = *json;
-    for (; !found && g2z_json_next(json, open == '{' ? '}' : ']', &key); index++) {
+    for (; !found && g2z_json_next(json, close, &key); index++) {
       element = *json;
-      found = open == '{' ? g2z_json_is(&key, part) : !last && index == atoi(part);
+      if (open == '{') found = g2z_json_is(&key, part);
+      else found = !last && index == atoi(part);
       if (!found) g2z_json_skip(json);
     }
     if (last && index > 0) *json = element;
@@ -818,8 +876,11 @@ G2Z_API void g2z_object_copy(const g2z_object *object, const char *at, char *out
   out[0] = 0;
   if (!g2z_object_at(object, at, &json) || g2z_json_peek(&json) != '"') return;
   g2z_json_text text = g2z_json_string(&json);
-  while (cut < text.bytes && cut < sizeof whole - 6)
-    cut += text.at[cut] != '\\' ? 1 : text.at[cut + 1] != 'u' ? 2 : 6;
+  while (cut < text.bytes && cut < sizeof whole - 6) {
+    if (text.at[cut] != '\\') cut++;
+    else if (text.at[cut + 1] != 'u') cut += 2;
+    else cut += 6;
+  }
   text.bytes = cut;
   whole[g2z_json_unescape(&text, (unsigned char *)whole)] = 0;
   snprintf(out, room, "%.*s", (int)room - 1, whole);
@@ -831,9 +892,9 @@ static g2z_status g2zp_read_run(g2z_services *services, const char *run_dir, g2z
   G2Z_TRY(g2z_object_read(services, g2z_path_in(run_dir, "training_metrics.json").text, out));
   g2z_object_copy(out, "schema_version", version, sizeof version);
   if (!out->text || strcmp(version, "2.0") == 0) return G2Z_OK;
+  if (!*version) snprintf(version, sizeof version, "none");
   return g2z_fail(services, G2Z_FORMAT, "%.400s has schema_version %s, but only 2.0 can be read: "
-                  "name a directory that train --run-dir wrote", out->path,
-                  *version ? version : "none");
+                  "name a directory that train --run-dir wrote", out->path, version);
 }
 
 /* ----- metrics.jsonl ----- */
@@ -927,12 +988,14 @@ struct g2z_events {
 static unsigned char *g2zp_event_field(unsigned char *to, int field, int type, const void *bytes,
                                        uint64_t count) {
   *to++ = (unsigned char)(field << 3 | type);
-  for (uint64_t value = count; type == 0 || type == 2; value >>= 7) {
-    *to++ = (unsigned char)(value < 128 ? value : value | 128);
-    if (value < 128) break;
+  if (type == 0 || type == 2) {
+    uint64_t value = count;
+    for (; value >= 128; value >>= 7) *to++ = (unsigned char)(value | 128);
+    *to++ = (unsigned char)value;
   }
-  if (type) memcpy(to, bytes, (size_t)count);
-  return to + (type ? count : 0);
+  if (type == 0) return to;
+  memcpy(to, bytes, (size_t)count);
+  return to + count;
 }
 
 /* Writes a record of tensorflow/core/lib/io/record_writer.h: u64 length, its masked CRC-32C, a
@@ -948,12 +1011,14 @@ static g2z_status g2zp_event_write(g2z_events *e, int64_t step, int field, const
   end = g2zp_event_field(end, 2, 0, NULL, (uint64_t)step);
   end = g2zp_event_field(end, field, 2, bytes, count);
   const uint64_t length = (uint64_t)(end - data);
-  for (int part = 0; part < 2; part++) {
-    const void *from = part ? (const void *)data : &length;
-    const size_t size = part ? (size_t)length : sizeof length;
-    uint32_t sum = g2z_crc32c(0, from, size);
+  const struct {
+    const void *bytes;
+    size_t size;
+  } parts[] = {{&length, sizeof length}, {data, (size_t)length}};
+  for (size_t i = 0; i < G2Z_COUNT(parts); i++) {
+    uint32_t sum = g2z_crc32c(0, parts[i].bytes, parts[i].size);
     sum = (sum >> 15 | sum << 17) + 0xa282ead8u;
-    g2z_writer_put(e->writer, from, size);
+    g2z_writer_put(e->writer, parts[i].bytes, parts[i].size);
     g2z_writer_put(e->writer, &sum, sizeof sum);
   }
   return g2z_writer_flush(e->writer);
@@ -1068,22 +1133,49 @@ G2Z_API void g2z_events_free(g2z_events *e) {
 
 /* ----- the report of a run ----- */
 
-enum { /* columns, in groups that begin with the step */
-#define X(type, name, meaning) G2ZP_COLUMN_##name,
-  G2Z_METRIC_LIST(X)                 /* of each step, with values computed from them: */
+/* The columns of a run's curves, as X(group, name). Each column has one value per member of its
+ * group: per step, per validation, and so on. */
+#define G2ZP_METRIC_COLUMN(type, name, meaning) X(STEPS, name)
+#define G2ZP_COLUMN_LIST                                                                   \
+  G2Z_METRIC_LIST(G2ZP_METRIC_COLUMN)                                                      \
+  X(STEPS, skips)             /* number of skipped steps so far */                         \
+  X(STEPS, time_s)            /* time of all steps so far */                               \
+  X(STEPS, smooth)            /* exponential mean of the loss; NaN: fewer than 100 steps */ \
+  X(VALIDATIONS, val_step)                                                                 \
+  X(VALIDATIONS, val_tokens)                                                               \
+  X(VALIDATIONS, val_time_s)                                                               \
+  X(VALIDATIONS, val_loss)                                                                 \
+  X(VALIDATIONS, val_measure) /* to compare runs by; NaN before the validation `first` */  \
+  X(TARGETS, target_step)     /* the validation that reached --target-loss */              \
+  X(TARGETS, target_loss)                                                                  \
+  X(EVALUATIONS, eval_step)                                                                \
+  X(EVALUATIONS, eval_loss_0) /* of the first file of --eval, and so on */                 \
+  X(EVALUATIONS, eval_loss_1)                                                              \
+  X(EVALUATIONS, eval_loss_2)                                                              \
+  X(EVALUATIONS, eval_acc_0)                                                               \
+  X(EVALUATIONS, eval_acc_1)                                                               \
+  X(EVALUATIONS, eval_acc_2)
+
+enum {
+#define X(group, name) G2ZP_COLUMN_##name,
+  G2ZP_COLUMN_LIST
 #undef X
-  G2ZP_COLUMN_skips,                 /* skipped steps so far */
-  G2ZP_COLUMN_time_s,                /* time of all steps so far */
-  G2ZP_COLUMN_smooth,                /* exponential mean of the loss; NaN: fewer than 100 steps */
-  G2ZP_COLUMN_val_step, G2ZP_COLUMN_val_tokens, G2ZP_COLUMN_val_time_s, G2ZP_COLUMN_val_loss,
-  G2ZP_COLUMN_val_measure,           /* to compare runs by, from the validation `first` on */
-  G2ZP_COLUMN_target_step,           /* the validation that reached --target-loss */
-  G2ZP_COLUMN_target_loss,
-  G2ZP_COLUMN_eval_step,             /* then loss and accuracy of each file */
-  G2ZP_COLUMN_eval_loss, G2ZP_COLUMN_eval_acc = G2ZP_COLUMN_eval_loss + 3,
-  G2ZP_COLUMNS = G2ZP_COLUMN_eval_acc + 3
+  G2ZP_COLUMNS
 };
 enum { G2ZP_STEPS, G2ZP_VALIDATIONS, G2ZP_TARGETS, G2ZP_EVALUATIONS, G2ZP_GROUPS };
+static const int g2zp_group_of[G2ZP_COLUMNS] = {
+#define X(group, name) G2ZP_##group,
+    G2ZP_COLUMN_LIST
+#undef X
+};
+/* The column of each group that holds its steps: the x axis of the group's other columns. */
+static const int g2zp_step_column[G2ZP_GROUPS] = {G2ZP_COLUMN_step, G2ZP_COLUMN_val_step,
+                                                  G2ZP_COLUMN_target_step, G2ZP_COLUMN_eval_step};
+/* The files of --eval that a page shows, with their columns. */
+static const struct { int loss, accuracy; } g2zp_eval_files[] = {
+    {G2ZP_COLUMN_eval_loss_0, G2ZP_COLUMN_eval_acc_0},
+    {G2ZP_COLUMN_eval_loss_1, G2ZP_COLUMN_eval_acc_1},
+    {G2ZP_COLUMN_eval_loss_2, G2ZP_COLUMN_eval_acc_2}};
 
 typedef struct g2zp_curves {
   double *column[G2ZP_COLUMNS];      /* [count of its group]; one allocation */
@@ -1094,7 +1186,7 @@ typedef struct g2zp_curves {
   size_t reached;                    /* the first one at or below the loss to compare by; too large:
                                       * none, or another run trained the first steps */
   double per_nat;                    /* val_measure over val_loss */
-  char eval_name[6][96];             /* names of the columns from eval_loss on */
+  char eval_name[G2ZP_COLUMNS][96];  /* of the columns of files of --eval */
   double spent_s[6];                 /* in the order of g2zp_spent_names */
 } g2zp_curves;
 
@@ -1103,12 +1195,9 @@ static const char *const g2zp_spent_names[] = {"training", "waiting for tokens",
 
 /* The curve of column y over the steps. */
 static g2z_series g2zp_curve(const g2zp_curves *curves, const char *name, int y) {
-  static const int first[G2ZP_GROUPS] = {G2ZP_COLUMN_step, G2ZP_COLUMN_val_step,
-                                         G2ZP_COLUMN_target_step, G2ZP_COLUMN_eval_step};
-  int group = G2ZP_GROUPS - 1;
-  while (y < first[group]) group--;
-  const g2z_series series = {name, curves->column[first[group]], curves->column[y], NULL, NULL,
-                             curves->count[group], G2Z_MARK_LINE};
+  const int group = g2zp_group_of[y];
+  const g2z_series series = {name, curves->column[g2zp_step_column[group]], curves->column[y], NULL,
+                             NULL, curves->count[group], G2Z_MARK_LINE};
   return series;
 }
 
@@ -1125,9 +1214,9 @@ static void g2zp_page_curves(g2z_page *page, const g2zp_curves *curves, int head
       {"Loss", "nats per token", AUTO, {X(loss), X(smooth), X(val_loss), X(target_loss)},
        {"training", "smoothed", "validation", "target"}},
       {"Loss of --eval", "nats per token", AUTO,
-       {X(eval_loss), X(eval_loss) + 1, X(eval_loss) + 2}, {NULL}},
+       {X(eval_loss_0), X(eval_loss_1), X(eval_loss_2)}, {NULL}},
       {"Accuracy of --eval", "normalised", AUTO,
-       {X(eval_acc), X(eval_acc) + 1, X(eval_acc) + 2}, {NULL}},
+       {X(eval_acc_0), X(eval_acc_1), X(eval_acc_2)}, {NULL}},
       {"Learning rate", NULL, ZERO, {X(lr)}, {"learning rate"}},
       {"Gradient norm", "before clipping", AUTO, {X(grad_norm)}, {"gradient norm"}},
       {"Loss scale", NULL, AUTO, {X(loss_scale)}, {"loss scale"}},
@@ -1147,7 +1236,7 @@ static void g2zp_page_curves(g2z_page *page, const g2zp_curves *curves, int head
       int same = 1;                  /* all known values are equal */
       g2z_series *s = &series[count];
       *s = g2zp_curve(curves, charts[n].names[i], y);
-      if (!s->name) s->name = curves->eval_name[y - X(eval_loss)];
+      if (!s->name) s->name = curves->eval_name[y];
       if (s->count <= 64) s->mark = G2Z_MARK_POINTS;
       else if (y == X(loss) && s->count >= 100) s->mark = G2Z_MARK_FAINT;
       constant[count] = NAN;
@@ -1170,7 +1259,7 @@ static void g2zp_page_curves(g2z_page *page, const g2zp_curves *curves, int head
 /* Reads all of metrics.jsonl. */
 static g2z_status g2zp_curves_read(g2z_services *services, const char *run_dir,
                                    g2zp_curves *c) {
-#define AT(name, group) c->column[G2ZP_COLUMN_##name][c->count[group]]
+#define AT(name) c->column[G2ZP_COLUMN_##name][c->count[g2zp_group_of[G2ZP_COLUMN_##name]]]
   const g2z_path path = g2z_path_in(run_dir, "metrics.jsonl");
   char *text;
   double *values = NULL, time_s = 0, skips = 0, sum = 0, weight = 0;
@@ -1193,47 +1282,54 @@ static g2z_status g2zp_curves_read(g2z_services *services, const char *run_dir,
     /* Adds the line to columns and sums. */
     const double ms[] = {m->step_ms - m->data_ms, m->data_ms, line.val_ms, line.save_ms,
                          line.sample_ms, line.eval_ms};
-    const int is_step = !isnan(m->step_ms), file = (int)line.eval;
-    for (int i = is_step ? 0 : 2; i < 6; i++)
-      if (isfinite(ms[i])) c->spent_s[i] += ms[i] * 1e-3;
+    const int is_step = !isnan(m->step_ms);
+    int part = 2;                    /* only a step's line has the first two */
+    if (is_step) part = 0;
+    for (; part < (int)G2Z_COUNT(ms); part++)
+      if (isfinite(ms[part])) c->spent_s[part] += ms[part] * 1e-3;
     if (!isnan(line.val_loss)) {
       if (line.target && !c->count[G2ZP_TARGETS]) {
-        AT(target_step, G2ZP_TARGETS) = (double)m->step;
-        AT(target_loss, G2ZP_TARGETS) = line.val_loss;
+        AT(target_step) = (double)m->step;
+        AT(target_loss) = line.val_loss;
         c->count[G2ZP_TARGETS] = 1;
       }
-      AT(val_step, G2ZP_VALIDATIONS) = (double)m->step;
-      AT(val_tokens, G2ZP_VALIDATIONS) = (double)m->tokens;
-      AT(val_time_s, G2ZP_VALIDATIONS) = time_s;
-      AT(val_loss, G2ZP_VALIDATIONS) = line.val_loss;
+      AT(val_step) = (double)m->step;
+      AT(val_tokens) = (double)m->tokens;
+      AT(val_time_s) = time_s;
+      AT(val_loss) = line.val_loss;
       if (strcmp(c->val_set, line.val_set) != 0) c->first = c->best = c->count[G2ZP_VALIDATIONS];
       memcpy(c->val_set, line.val_set, sizeof c->val_set);
       if (!(c->column[G2ZP_COLUMN_val_loss][c->best] <= line.val_loss))
         c->best = c->count[G2ZP_VALIDATIONS];
       c->count[G2ZP_VALIDATIONS]++;
     }
-    if (line.eval == 0) {
-      for (int i = G2ZP_COLUMN_eval_loss; i < G2ZP_COLUMNS; i++)
-        c->column[i][c->count[G2ZP_EVALUATIONS]] = NAN;
-      AT(eval_step, G2ZP_EVALUATIONS) = (double)m->step;
+    if (line.eval == 0) { /* the first file begins an evaluation; its others follow */
+      for (int i = 0; i < G2ZP_COLUMNS; i++)
+        if (g2zp_group_of[i] == G2ZP_EVALUATIONS) c->column[i][c->count[G2ZP_EVALUATIONS]] = NAN;
+      AT(eval_step) = (double)m->step;
       c->count[G2ZP_EVALUATIONS]++;
     }
-    if (line.eval >= 0 && line.eval < 3 && c->count[G2ZP_EVALUATIONS]) {
+    if (line.eval >= 0 && line.eval < G2Z_COUNT(g2zp_eval_files) && c->count[G2ZP_EVALUATIONS]) {
       const size_t last = c->count[G2ZP_EVALUATIONS] - 1;
-      c->column[G2ZP_COLUMN_eval_loss + file][last] = line.eval_loss;
-      c->column[G2ZP_COLUMN_eval_acc + file][last] = line.eval_acc_norm;
-      snprintf(c->eval_name[file], sizeof *c->eval_name, "loss, %.80s", line.eval_file);
-      snprintf(c->eval_name[3 + file], sizeof *c->eval_name, "accuracy, %.80s", line.eval_file);
+      const int loss = g2zp_eval_files[(int)line.eval].loss;
+      const int accuracy = g2zp_eval_files[(int)line.eval].accuracy;
+      c->column[loss][last] = line.eval_loss;
+      c->column[accuracy][last] = line.eval_acc_norm;
+      snprintf(c->eval_name[loss], sizeof *c->eval_name, "loss, %.80s", line.eval_file);
+      snprintf(c->eval_name[accuracy], sizeof *c->eval_name, "accuracy, %.80s", line.eval_file);
     }
     if (!is_step) continue;
-    if (!c->count[G2ZP_STEPS] && m->step > 1) time_s = NAN, c->reached = SIZE_MAX;
+    if (!c->count[G2ZP_STEPS] && m->step > 1) { /* another run trained the first steps */
+      time_s = NAN;
+      c->reached = SIZE_MAX;
+    }
     skips += m->skipped != 0;
     time_s += m->step_ms * 1e-3;
-#define X(type, name, meaning) AT(name, G2ZP_STEPS) = (double)m->name;
+#define X(type, name, meaning) AT(name) = (double)m->name;
     G2Z_METRIC_LIST(X)
 #undef X
-    AT(time_s, G2ZP_STEPS) = time_s;
-    AT(skips, G2ZP_STEPS) = skips;
+    AT(time_s) = time_s;
+    AT(skips) = skips;
     c->count[G2ZP_STEPS]++;
   }
   /* An exponential mean over about the last fiftieth of the steps. `weight` makes it begin with the
@@ -1332,9 +1428,9 @@ static const g2zp_fact g2zp_mixture_columns[] = {
 /* The text or number at fact->at; "": neither. */
 static const char *g2zp_object_cell(char cell[G2ZP_CELL], const g2z_object *object,
                                     const g2zp_fact *fact) {
-  const double number = g2z_object_number(object, fact->at) * fact->factor;
   g2z_object_copy(object, fact->at, cell, G2ZP_CELL);
-  return *cell ? cell : g2zp_number_text(cell, fact->format, number);
+  if (*cell) return cell;
+  return g2zp_number_text(cell, fact->format, g2z_object_number(object, fact->at) * fact->factor);
 }
 
 /* A heading, and a table with a row per object of the list at `at`; nothing if there are none. */
@@ -1379,20 +1475,27 @@ static g2z_status g2zp_run_read(g2z_services *services, const char *run_dir, g2z
 static void g2zp_run_page(g2z_page *page, const g2zp_run *run) {
   const g2zp_curves *curves = &run->curves;
   const size_t steps = curves->count[G2ZP_STEPS], validations = curves->count[G2ZP_VALIDATIONS];
-  const int ended = run->metrics.text != NULL, failed = run->failure.text != NULL;
-  const g2z_object *object = ended ? &run->metrics : &run->launcher;
   char reason[64], text[G2ZP_TEXT];
 
   /* The head: result, facts from the files, progress, values that were the same in all steps. */
-  g2z_object_copy(failed ? &run->failure : &run->metrics, failed ? "sentence" : "shutdown.signal",
-                  text, sizeof text);
   g2z_object_copy(&run->metrics, "shutdown.reason", reason, sizeof reason);
-  if (failed) g2z_page_fact(page, "result", "failed: %s", *text ? text : "no reason recorded");
-  else if (*reason) g2z_page_fact(page, "result", "%s%s%s", reason, *text ? ": " : "", text);
-  else g2z_page_fact(page, "result", "no end recorded as of %s", g2z_utc_now().text);
+  g2z_object_copy(&run->metrics, "shutdown.signal", text, sizeof text);
+  if (run->failure.text) {
+    g2z_object_copy(&run->failure, "sentence", text, sizeof text);
+    g2z_page_fact(page, "result", "failed: %s", *text ? text : "no reason recorded");
+  } else if (*reason) {
+    g2z_page_fact(page, "result", "%s%s%s", reason, *text ? ": " : "", text);
+  } else {
+    g2z_page_fact(page, "result", "no end recorded as of %s", g2z_utc_now().text);
+  }
   for (const g2zp_fact *fact = g2zp_run_facts;
        fact < g2zp_run_facts + G2Z_COUNT(g2zp_run_facts); fact++) {
-    const char *at = ended ? fact->at : fact->launcher;
+    const g2z_object *object = &run->metrics;
+    const char *at = fact->at;
+    if (!run->metrics.text) { /* the run has not ended */
+      object = &run->launcher;
+      at = fact->launcher;
+    }
     if (!at) continue;
     const double value = g2z_object_number(object, at) * fact->factor;
     g2z_object_copy(object, at, text, sizeof text);
@@ -1431,13 +1534,14 @@ static void g2zp_run_page(g2z_page *page, const g2zp_run *run) {
 }
 
 G2Z_API g2z_status g2z_report_run(g2z_services *services, const char *run_dir) {
-  const char *slash = strrchr(run_dir, '/');
+  const char *name = run_dir, *slash = strrchr(run_dir, '/');
   char title[300];
   g2zp_run run;
   g2z_page *page = NULL;
   memset(&run, 0, sizeof run);
   run.metrics.services = run.launcher.services = run.failure.services = services;
-  snprintf(title, sizeof title, "Run %.280s", slash && slash[1] ? slash + 1 : run_dir);
+  if (slash && slash[1]) name = slash + 1;
+  snprintf(title, sizeof title, "Run %.280s", name);
   g2z_status status = g2zp_run_read(services, run_dir, &run);
   if (status == G2Z_OK)
     status = g2z_page_create(services, g2z_path_in(run_dir, "report.html").text, title, &page);
@@ -1503,8 +1607,10 @@ static g2z_status g2zp_stats_read(g2zp_profile *p, const char *path, char *text)
     if (next || *line) number++;
     if (strstr(line, "** ") || strstr(line, "Processing [") || (!*line && name_at)) {
       if (kind >= 0 && !name_at) why = "the table before it has no rows";
-      kind = strstr(line, titles[0]) ? 0 : strstr(line, titles[1]) ? 1 : -1;
-      tables += kind >= 0;
+      kind = -1;
+      if (strstr(line, titles[0])) kind = 0;
+      else if (strstr(line, titles[1])) kind = 1;
+      if (kind >= 0) tables++;
       name_at = 0;
       unit[0] = 0;
     } else if (!*line || kind < 0) {
@@ -1575,8 +1681,11 @@ static void g2zp_put_files(const g2zp_profile *p, g2z_json_out *out, const char 
                            const char *pattern, int hosts) {
   char text[300];
   const char *name;
-  const size_t first = hosts ? strcspn(pattern, "*") : 0;
-  const size_t last = hosts ? strlen(pattern) - 1 - first : 0;
+  size_t first = 0, last = 0;        /* bytes before and after the text to put */
+  if (hosts) {
+    first = strcspn(pattern, "*");
+    last = strlen(pattern) - 1 - first;
+  }
   g2z_json_begin(out, key, '[');
   for (int at = -1; (name = g2zp_next_file(p, &at, pattern)) != NULL;) {
     snprintf(text, sizeof text, "%.*s", (int)(strlen(name) - first - last), name + first);
@@ -1710,7 +1819,8 @@ G2Z_API g2z_status g2z_profile_write_spans(g2z_services *services, const char *r
   }
   g2z_status status = g2z_writer_commit(writer);
   g2z_writer_free(writer);
-  return status == G2Z_OK ? g2zp_profile_summarize(services, run_dir, name) : status;
+  G2Z_TRY(status);
+  return g2zp_profile_summarize(services, run_dir, name);
 }
 
 G2Z_API g2z_status g2z_profile_run(g2z_services *services, const char *run_dir) {
@@ -1721,7 +1831,7 @@ G2Z_API g2z_status g2z_profile_run(g2z_services *services, const char *run_dir) 
 
 static int g2zp_double_order(const void *a, const void *b) {
   double left = *(const double *)a, right = *(const double *)b;
-  return left < right ? -1 : left > right;
+  return (left > right) - (left < right);
 }
 
 G2Z_API double g2z_median(double *values, size_t count) {
@@ -1740,9 +1850,10 @@ G2Z_API double g2z_percentile(double *values, size_t count, int percent) {
 
 G2Z_API double g2z_deviation(const double *values, size_t count) {
   double mean = 0, squares = 0;
+  if (count < 2) return NAN;
   for (size_t i = 0; i < count; i++) mean += values[i] / (double)count;
   for (size_t i = 0; i < count; i++) squares += (values[i] - mean) * (values[i] - mean);
-  return count > 1 ? sqrt(squares / (double)(count - 1)) : NAN;
+  return sqrt(squares / (double)(count - 1));
 }
 
 G2Z_API g2z_status g2z_results_create(g2z_services *services, g2z_results **out) {
@@ -1877,13 +1988,14 @@ static g2z_status g2zp_page_flags(g2z_page *page, const g2z_object *runs, size_t
 
 /* The lowest validation loss; NaN: there was no validation. */
 static double g2zp_best(const g2z_object *run, const g2zp_curves *c) {
-  return c->count[G2ZP_VALIDATIONS] ? c->column[G2ZP_COLUMN_val_loss][c->best]
-                                    : g2z_object_number(run, "summary.best_val_loss");
+  if (!c->count[G2ZP_VALIDATIONS]) return g2z_object_number(run, "summary.best_val_loss");
+  return c->column[G2ZP_COLUMN_val_loss][c->best];
 }
 
 /* A figure of the validation that reached the level to compare by; NaN: none did. */
 static double g2zp_reached(const g2zp_curves *c, int column) {
-  return c->reached < c->count[G2ZP_VALIDATIONS] ? c->column[column][c->reached] : NAN;
+  if (c->reached >= c->count[G2ZP_VALIDATIONS]) return NAN;
+  return c->column[column][c->reached];
 }
 
 /* Losses are one measure only over the same tokens in sequences of the same length. Bits per byte
@@ -1919,11 +2031,15 @@ static g2zp_measure g2zp_page_measure(g2z_page *page, const g2z_object *runs, g2
     measure = G2ZP_BITS;
   for (size_t r = 0; r < count; r++) {
     g2zp_curves *c = &curves[r];
-    c->per_nat = measure != G2ZP_BITS ? 1 : g2z_object_number(&runs[r], "validation.tokens") /
-                 (g2z_object_number(&runs[r], "validation.bytes") * log(2.0));
-    for (size_t i = 0; i < c->count[G2ZP_VALIDATIONS]; i++)
-      c->column[G2ZP_COLUMN_val_measure][i] =
-          i < c->first ? NAN : c->column[G2ZP_COLUMN_val_loss][i] * c->per_nat;
+    c->per_nat = 1;
+    if (measure == G2ZP_BITS)
+      c->per_nat = g2z_object_number(&runs[r], "validation.tokens") /
+                   (g2z_object_number(&runs[r], "validation.bytes") * log(2.0));
+    for (size_t i = 0; i < c->count[G2ZP_VALIDATIONS]; i++) {
+      double value = NAN;
+      if (i >= c->first) value = c->column[G2ZP_COLUMN_val_loss][i] * c->per_nat;
+      c->column[G2ZP_COLUMN_val_measure][i] = value;
+    }
   }
   if (measure == G2ZP_LOSS) return measure;
   for (int i = 0; i < G2ZP_OF_LOSS; i++) {
@@ -1931,14 +2047,16 @@ static g2zp_measure g2zp_page_measure(g2z_page *page, const g2z_object *runs, g2
     snprintf(why + strlen(why), sizeof why - strlen(why), "%s%s", comma, g2zp_measured[i].name);
     comma = ", ";
   }
-  g2z_page_text(page, "Losses are not compared, %s. %s",
-                *why ? why : "since it is not known which tokens they were measured over",
-                measure == G2ZP_BITS ?
-                "Bits per byte are compared: all runs validated on the same text. A run's tokens "
-                "are those of its own vocabulary." :
-                "Nor are bits per byte, since the text is not the same or not known. To compare "
-                "the weights, score one text with each: ./train --init-from RUN_DIR/weights --eval "
-                "TEXT");
+  if (!*why)
+    snprintf(why, sizeof why, "since it is not known which tokens they were measured over");
+  if (measure == G2ZP_BITS)
+    g2z_page_text(page, "Losses are not compared, %s. Bits per byte are compared: all runs "
+                  "validated on the same text. A run's tokens are those of its own vocabulary.",
+                  why);
+  else
+    g2z_page_text(page, "Losses are not compared, %s. Nor are bits per byte, since the text is not "
+                  "the same or not known. To compare the weights, score one text with each: "
+                  "./train --init-from RUN_DIR/weights --eval TEXT", why);
   g2zp_page_runs(page, runs, count, g2zp_measured, G2ZP_MEASURED);
   return measure;
 }
@@ -1950,6 +2068,11 @@ static g2zp_measure g2zp_page_measure(g2z_page *page, const g2z_object *runs, g2
 static double g2zp_page_validations(g2z_page *page, const g2z_object *runs, g2zp_curves *curves,
                                     size_t count, g2zp_measure *measure) {
   static const char *const bits_at = "summary.best_val_bits_per_byte";
+  static const struct {
+    int column;
+    const char *format;
+  } spent[3] = {{G2ZP_COLUMN_val_step, "%.0f"}, {G2ZP_COLUMN_val_tokens, "%.0f"},
+                {G2ZP_COLUMN_val_time_s, "%.2f"}};
   const char *headers[] = {"run", "last loss", "best loss", "best step", "best bits per byte",
                            "steps", "relative steps", "tokens", "relative tokens", "seconds",
                            "relative seconds"};
@@ -1957,6 +2080,7 @@ static double g2zp_page_validations(g2z_page *page, const g2z_object *runs, g2zp
   const char *slowest = NULL;        /* no run needed more steps, `most` */
   size_t validated = 0;
   int by_target = 1;                 /* 0: there is none, or two differ */
+  int columns = 4;                   /* without those that need `bits` or `slowest` */
   int bits = 0;                      /* 1: a run knows its bits per byte */
   char cell[G2ZP_CELL];
   for (size_t r = 0; r < count; r++) {
@@ -1980,34 +2104,44 @@ static double g2zp_page_validations(g2z_page *page, const g2z_object *runs, g2zp
     while (c->reached < c->count[G2ZP_VALIDATIONS] &&
            !(c->column[G2ZP_COLUMN_val_measure][c->reached] <= level)) c->reached++;
     if (slowest && !(g2zp_reached(c, G2ZP_COLUMN_val_step) > most[0])) continue;
-    for (int m = 0; m < 3; m++) most[m] = g2zp_reached(c, G2ZP_COLUMN_val_step + m);
+    for (int m = 0; m < 3; m++) most[m] = g2zp_reached(c, spent[m].column);
     if (!isnan(most[0])) slowest = runs[r].path;
   }
   g2zp_number_text(cell, "%.4f", level);
-  if (slowest)
+  if (slowest) {
+    const char *what = "a loss", *why = "the highest of the best losses";
+    if (by_target) why = "the target";
+    if (*measure == G2ZP_BITS) {
+      what = "bits per byte";
+      why = "the highest of the best";
+    }
     g2z_page_text(page, "The table counts steps, tokens and seconds of training (except of runs "
                         "that began from another run's checkpoint) until the first validation with "
                         "%s of at most %s, %s. Relative figures compare with %s: no run needed "
-                        "more steps.", *measure == G2ZP_BITS ? "bits per byte" : "a loss", cell,
-                  by_target ? "the target" : *measure == G2ZP_BITS ? "the highest of the best"
-                                           : "the highest of the best losses", slowest);
-  else if (by_target) g2z_page_text(page, "No run reached the target loss, %s.", cell);
+                        "more steps.", what, cell, why, slowest);
+    columns += 2 * (int)G2Z_COUNT(spent);
+  } else if (by_target) {
+    g2z_page_text(page, "No run reached the target loss, %s.", cell);
+  }
   if (!bits) memmove(headers + 4, headers + 5, 6 * sizeof *headers);
-  g2z_page_table(page, 4 + bits + (slowest ? 6 : 0), headers);
+  g2z_page_table(page, columns + bits, headers);
   for (size_t r = 0; r < count; r++) {
     const g2zp_curves *c = &curves[r];
     const size_t all = c->count[G2ZP_VALIDATIONS];
-    const double *loss = c->column[G2ZP_COLUMN_val_loss];
+    double last_loss = NAN, best_step = NAN;
+    if (all) {
+      last_loss = c->column[G2ZP_COLUMN_val_loss][all - 1];
+      best_step = c->column[G2ZP_COLUMN_val_step][c->best];
+    }
     g2z_page_cell(page, "%s", runs[r].path);
-    const double best_step = all ? c->column[G2ZP_COLUMN_val_step][c->best] : NAN;
-    g2z_page_cell(page, "%s", g2zp_number_text(cell, "%.4f", all ? loss[all - 1] : NAN));
+    g2z_page_cell(page, "%s", g2zp_number_text(cell, "%.4f", last_loss));
     g2z_page_cell(page, "%s", g2zp_number_text(cell, "%.4f", g2zp_best(&runs[r], c)));
     g2z_page_cell(page, "%s", g2zp_number_text(cell, "%.0f", best_step));
     const double best_bits = g2z_object_number(&runs[r], bits_at);
     if (bits) g2z_page_cell(page, "%s", g2zp_number_text(cell, "%.4f", best_bits));
     for (int m = 0; m < 3 && slowest; m++) {
-      const double value = g2zp_reached(c, G2ZP_COLUMN_val_step + m);
-      g2z_page_cell(page, "%s", g2zp_number_text(cell, m < 2 ? "%.0f" : "%.2f", value));
+      const double value = g2zp_reached(c, spent[m].column);
+      g2z_page_cell(page, "%s", g2zp_number_text(cell, spent[m].format, value));
       g2z_page_cell(page, "%s", g2zp_number_text(cell, "%.2f", value / most[m]));
     }
   }
@@ -2029,24 +2163,25 @@ static void g2zp_page_compared(g2z_page *page, const g2z_object *runs, const g2z
                 {"tokens", "tokens", X(tokens), X(smooth)},
                 {"time", "seconds of training", X(time_s), X(smooth)}};
   const char *const name = measure == G2ZP_BITS ? "bits per byte" : "loss";
-  const char *const apart = measure == G2ZP_LOSS ? "" : "; not comparable";
   const double levels[2] = {level, level};
-  char cell[G2ZP_CELL], level_name[G2ZP_CELL + 16], title[64], about[64];
+  char cell[G2ZP_CELL], level_name[G2ZP_CELL + 16], title[64];
   int headed = 0;
   snprintf(level_name, sizeof level_name, "%s %s", name, g2zp_number_text(cell, "%.4f", level));
   for (size_t n = 0; n < G2Z_COUNT(charts); n++) {
     g2z_series series[G2Z_CHART_SERIES];
     const int validation = charts[n].y == X(val_measure);
+    const char *about = "nats per token of the run's own data, smoothed";
     double ends[2] = {INFINITY, -INFINITY};
     int used = 0;
     for (size_t r = 0; r < count && used < G2Z_CHART_SERIES - 1; r++) {
       const g2zp_curves *c = &curves[r];
-      const size_t length = strlen(runs[r].path);
-      const int few = !validation && c->count[G2ZP_STEPS] < 100; /* not smoothed */
+      const char *run = runs[r].path;
+      int column = charts[n].y;
       g2z_series *s = &series[used];
       if (!c->column[0]) continue; /* no metrics.jsonl */
-      *s = g2zp_curve(c, runs[r].path + (length > 60 ? length - 60 : 0),
-                      few ? X(loss) : charts[n].y);
+      if (strlen(run) > 60) run += strlen(run) - 60;
+      if (column == X(smooth) && c->count[G2ZP_STEPS] < 100) column = X(loss); /* not smoothed */
+      *s = g2zp_curve(c, run, column);
       s->x = c->column[charts[n].x];
       if (validation) s->mark = G2Z_MARK_POINTS;
       used++;
@@ -2058,11 +2193,13 @@ static void g2zp_page_compared(g2z_page *page, const g2z_object *runs, const g2z
       const g2z_series line = {level_name, ends, levels, NULL, NULL, 2, G2Z_MARK_DASHED};
       series[used++] = line;
     }
-    snprintf(title, sizeof title, "%s%s over %s", validation ? "Validation " : "",
-             validation ? name : "Loss", charts[n].over);
-    if (validation && measure == G2ZP_BITS) snprintf(about, sizeof about, "of the same text");
-    else if (validation) snprintf(about, sizeof about, "nats per token%s", apart);
-    else snprintf(about, sizeof about, "nats per token of the run's own data, smoothed");
+    snprintf(title, sizeof title, "Loss over %s", charts[n].over);
+    if (validation) {
+      snprintf(title, sizeof title, "Validation %s over %s", name, charts[n].over);
+      about = "nats per token";
+      if (measure == G2ZP_BITS) about = "of the same text";
+      if (measure == G2ZP_NO_MEASURE) about = "nats per token; not comparable";
+    }
     const g2z_chart chart = {title, about, charts[n].x_name, NULL, series, used, G2Z_AXIS_AUTO,
                              G2Z_AXIS_AUTO};
     if (!(ends[0] <= ends[1])) continue; /* no values */
@@ -2077,8 +2214,10 @@ static void g2zp_page_compared(g2z_page *page, const g2z_object *runs, const g2z
 
 G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path) {
   const size_t count = results->run_count;
-  const char *title = !count ? "Experiments" : results->report_count ? "Experiments and runs"
-                      : count == 1 ? "A run" : "Runs compared";
+  const char *title = "Runs compared";
+  if (count == 1) title = "A run";
+  if (results->report_count) title = "Experiments and runs";
+  if (!count) title = "Experiments";
   g2z_page *page = NULL;
   g2zp_curves *curves;
   g2z_status status = G2Z_NEW(results->services, count, &curves);
