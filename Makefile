@@ -262,11 +262,12 @@ check-cuda: ## no warning from nvcc, for each architecture; Hopper's kernels kee
 	@$(NVCC) build/check/main.o build/check/library.o -o build/check/linked -lcublasLt $(NCCL)
 	@./build/check/linked && echo 'ok    a C program linked with what nvcc compiled'
 
-# Most lines that a file may have: some 5 % above what it has, for growth that nobody meant. A change
-# that needs more raises its file's figure. Lines are not shortened or joined to stay below.
-BUDGETS := gpt2_zero.h=11800 gpt2_zero_kernels.cuh=8600 train.cu=370 bench.cu=630 prepare_data.c=1450 \
-           extras/g2z_experiment.h=1950 extras/g2z_report.h=2370 extras/g2z_run.h=3740 \
-           extras/g2z_text.h=2120 extras/g2z_program.h=1040 extras/g2z_eval.h=710 README.md=160
+# Most lines that a file may have: 5 % more than when this table was made, or 40 lines more, rounded
+# up. That is room for growth that nobody meant; tests have no limit. A change that needs more raises
+# its file's figure and gives the reason. Lines are not shortened or joined to stay below.
+BUDGETS := gpt2_zero.h=12060 gpt2_zero_kernels.cuh=8700 train.cu=410 bench.cu=630 prepare_data.c=1490 \
+           extras/g2z_experiment.h=1960 extras/g2z_report.h=2380 extras/g2z_run.h=3740 \
+           extras/g2z_text.h=2160 extras/g2z_program.h=1040 extras/g2z_eval.h=750 README.md=160
 # The top level holds only these, dotfiles, and the folders in README's table.
 ROOT := gpt2_zero.h gpt2_zero_kernels.cuh train.cu bench.cu prepare_data.c test_gpt2.cu Makefile README.md \
         LICENSE CHANGELOG.md
@@ -281,9 +282,10 @@ check-contents: ## what lies in the repository, lines and shape against limits, 
 	binary=$$(git ls-files -z | xargs -0 grep -sIL '' | grep -v '^golden/'); \
 	[ -z "$$binary" ] || { echo "binary or empty, and outside golden/:" $$binary; exit 1; }; \
 	echo 'ok    top level, and no binary outside golden/'
-	@bad=0; for pair in $(BUDGETS); do most=$${pair#*=}; files=$$(echo $${pair%=*} | tr , ' '); \
-	  lines=$$(cat $$files 2> /dev/null | wc -l); over=; [ $$lines -le $$most ] || { bad=1; over=', too many'; }; \
-	  printf 'lines %-24s %6d of %5d%s\n' "$${pair%=*}" $$lines $$most "$$over"; \
+	@bad=0; for pair in $(BUDGETS); do file=$${pair%=*} most=$${pair#*=}; \
+	  lines=$$(wc -l < $$file) || { bad=1; continue; }; \
+	  over=; [ $$lines -le $$most ] || { bad=1; over=', too many'; }; \
+	  printf 'lines %-24s %6d of %5d%s\n' $$file $$lines $$most "$$over"; \
 	done; [ $$bad = 0 ]
 	@tests/shape.sh
 	@awk '{ for (line = $$0; match(line, />>[di][0-9][0-9]/); line = substr(line, RSTART + RLENGTH)) { \
