@@ -308,7 +308,7 @@ docs/flags.md: build/flags.md
 	cp $< $@
 build/flags.md: train prepare_data $(HERE)/bench
 	@mkdir -p $(@D)
-	@{ printf '# Flags\n\nWritten by `make docs/flags.md`. Brackets hold the value without the flag.\n'; \
+	@rm -f $@.partial; set -C; { printf '# Flags\n\nWritten by `make docs/flags.md`. Brackets hold the value without the flag.\n'; \
 	printf 'Each sub-command of `./bench` prints its own, as in `./bench scaling --help`.\n'; \
 	for program in train bench prepare_data; do \
 	  text=$$(CUDA_VISIBLE_DEVICES= ./$$program --help) || exit 1; \
@@ -318,12 +318,14 @@ build/flags.md: train prepare_data $(HERE)/bench
 
 # ----- data -------------------------------------------------------------------------------------
 
-# $(call fetch,URL,SHA256) makes $@. The file gets this name only if its sha256 is right.
+# $(call fetch,URL,SHA256) makes $@. The file gets this name only if its sha256 is right. After set -C
+# the shell creates files only: it does not write through a link that appears under this name.
 define fetch
 @mkdir -p $(@D)
 @echo 'fetching $1'
-@if command -v curl > /dev/null; then curl -fSL $$([ -t 2 ] && echo -\# || echo -s) '$1' -o $@.partial; \
-elif command -v wget > /dev/null; then wget -q '$1' -O $@.partial; else \
+@rm -f $@.partial; set -C; \
+if command -v curl > /dev/null; then curl -fSL $$([ -t 2 ] && echo -\# || echo -s) '$1' > $@.partial; \
+elif command -v wget > /dev/null; then wget -q '$1' -O - > $@.partial; else \
   echo 'neither curl nor wget is here: apt-get install curl, or save $1 as $@ yourself'; exit 1; fi || { \
   rm -f $@.partial; \
   echo 'cannot fetch $1: check the network, or give another address (make help)'; exit 1; }

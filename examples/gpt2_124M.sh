@@ -13,7 +13,7 @@
 # Hours by the tables of README.md and docs/speed.md: 4.3 on one H100, 2.2 on two.
 # Only --smoke was run. Not run: the downloads, the training on GPUs, and so its loss and score.
 # The tables have no time of 4 or 8 GPUs at this batch size.
-set -eu
+set -euC # C: a redirection creates its file; it does not follow a link that lies there
 fail() { echo "$(basename "$0"): $*" >&2; exit 1; }
 use() { fail "use: $0 [--smoke] [--gpus 1|2|4|8] OUT [FLAGS OF TRAIN...]"; }
 smoke='' gpus=1 optimizer=${G2Z_RECIPE:-adamw} # gpt2_124M_muon.sh sets G2Z_RECIPE
@@ -79,7 +79,8 @@ fi
 fetch() {
   [ ! -e "$data/$2" ] || return 0
   echo "fetching $2"
-  curl -fsSL "$1/$2" -o "$data/$2.partial" || fail "cannot download $1/$2: check the network"
+  rm -f "$data/$2.partial"
+  curl -fsSL "$1/$2" > "$data/$2.partial" || fail "cannot download $1/$2: check the network"
   $3 "$data/$2.partial" || fail "$1/$2 is damaged or another file: start again to download it anew"
   mv "$data/$2.partial" "$data/$2"
 }

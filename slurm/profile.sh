@@ -6,7 +6,7 @@
 #     nsys_stats_HOST.txt               tables that `./bench profile RUN_DIR` reads
 # Without nsys the program gets --profile: train then times its own parts.
 # nsys shows a CUDA graph as one piece: to see its parts, give train --graph off.
-set -uo pipefail
+set -uo pipefail -o noclobber # a redirection creates its file; it does not follow a link there
 
 use() { sed -n '2,9s/^# \{0,1\}//p' "$0"; }
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
@@ -35,6 +35,7 @@ trap '' USR1
 nsys profile --trace cuda,nvtx,osrt --sample none --force-overwrite true --output "$report" "$@"
 code=$?
 # The stats file gets its name only when it is complete. nsys stats also writes the .sqlite file.
+rm -f "$stats.partial"
 if nsys stats --force-export=true --report nvtx_sum,osrt_sum,cuda_gpu_kern_sum,cuda_gpu_mem_time_sum \
      "$report.nsys-rep" > "$stats.partial"; then
   mv "$stats.partial" "$stats"

@@ -867,7 +867,10 @@ static void test_profile_script(g2z_test *t) {
       "stats) [ -e \"$5\" ] && echo ' ** NVTX Range Summary (x):';;\nesac\n";
 #define RUN "env -u SLURM_LOCALID SLURM_JOB_ID=7 PATH=\"$D/bin:$PATH\" bash slurm/profile.sh "
   static const test_line lines[] = {
+      {"mkdir -p $D/run/profiles && echo mine > $D/mine && "
+       "ln -s $D/mine $D/run/profiles/nsys_stats_$(uname -n).txt.partial", 0, {""}},
       {RUN "$D/run sh -c 'echo ran; exit 75'", 75, {"ran"}},
+      {"cat $D/mine", 0, {"mine\n"}},
       {"cd $D/run/profiles && ls nsys_7_*.nsys-rep nsys_stats_*.txt", 0, {""}},
       /* Slurm signals all processes; the program saves, and the measurements so far are kept. */
       {"rm -r $D/run; " RUN "$D/run sh -c 'kill -USR1 $PPID $(cut -d\" \" -f4 /proc/$PPID/stat); "

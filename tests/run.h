@@ -1036,9 +1036,13 @@ static void test_make_fetch(g2z_test *t) {
       {FETCH "none", 2, {"cannot fetch file:"}},
       {FETCH "bad", 2, {"but 0daed7749b4f02b8f76240d5444551d7b0"}},
       {"ls -A \"$D/gpt2\" | grep .", 1, {""}},
+      /* whatever lies under the name of an unfinished download is removed, not written to */
+      {"cd \"$D/gpt2\" && echo mine > ../mine && ln -s ../mine config.json.partial && "
+       "ln -s ../none vocab.json.partial && mkfifo merges.txt.partial", 0, {""}},
       {FETCH "bad $(cd bad && sha256sum *.* | "
        "sed 's/^\\([0-9a-f]*\\) *\\(.*\\)/GPT2_SUM_\\2=\\1/')", 0, {"bad/model.safetensors"}},
-      {"cd \"$D\" && diff -r bad gpt2", 0, {""}}};
+      {"cd \"$D\" && diff -r bad gpt2 && [ ! -L gpt2/config.json ] && [ ! -e none ] && cat mine", 0,
+       {"mine\n"}}};
 #undef FETCH
   FILE_OR_SKIP(t, "Makefile", "make --version && curl --version");
   TEST_LINES(t, lines);
@@ -1119,8 +1123,11 @@ static void test_example_minimal(g2z_test *t) {
 /* The recipes of GPT-2 124M with --smoke download once, refuse damage, stop, resume and end. */
 static void test_example_gpt2(g2z_test *t) {
   static const test_line lines[] = {
+      {"mkdir -p $D/a/data && echo mine > $D/mine && "
+       "ln -s $D/mine $D/a/data/hellaswag_val.jsonl.partial", 0, {""}},
       {"examples/gpt2_124M.sh --smoke $D/a --max-train-steps 25", 0,
        {"fetching fineweb_train_000002.bin", "step 25/25 | ", "3 questions: acc "}},
+      {"cat $D/mine", 0, {"mine\n"}},
       {"examples/gpt2_124M.sh --smoke $D/a > $D/said && cat $D/said && ! grep fetching $D/said", 0,
        {"resumed after step 25", "step 60/60 | ", "done: loss "}},
       {"examples/gpt2_124M.sh --smoke $D/a", 0, {"a/run is complete"}},
