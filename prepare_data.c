@@ -24,6 +24,12 @@
 
 /* ----- options ----------------------------------------------------------- */
 
+#define PATH_BYTES 4608         /* 4096 for a directory, and the name of a shard */
+#define NAME_BYTES 200          /* longest --name: file systems allow 255 bytes, endings included */
+#define SHARD_TOKENS 100000000  /* as in llm.c's scripts */
+#define VOCAB_MAX 65536         /* a token of a shard is a uint16 */
+#define THREADS_MAX 256
+
 typedef enum split_docs { SPLIT_NONE, SPLIT_EOT, SPLIT_BLANK } split_docs;
 typedef enum eot_place { EOT_FIRST, EOT_LAST, EOT_NONE } eot_place;
 enum { TRAIN, VAL, BY_DOCUMENT }; /* a text's split; BY_DOCUMENT: each document has its own */
@@ -58,7 +64,7 @@ static const char *const mode_names[] = {"shards", "encode", "decode"};
   /*   in  name  kind  destination  minimum  maximum  value  help */                              \
   FLAG(ANY, "vocab", TEXT, vocab, 0, 0, "FILE",                                                   \
        "vocab.bpe, merges.txt or tokenizer.json")                                                 \
-  FLAG(IN(SHARDS), "train-bpe", INT, train_bpe, 257, 65536, "N",                                  \
+  FLAG(IN(SHARDS), "train-bpe", INT, train_bpe, 257, VOCAB_MAX, "N",                              \
        "learn N tokens from the text and write them to OUT/NAME.bpe")                             \
   FLAG(ANY, "bytes", SWITCH, bytes, 0, 0, "", "the 256 bytes and <|endoftext|>")                  \
   GROUP("Text")                                                                                   \
@@ -96,7 +102,7 @@ static const char *const mode_names[] = {"shards", "encode", "decode"};
   FLAG(IN(DECODE), "decode", SWITCH, decode, 0, 0, "",                                            \
        "read ids from standard input, print their text")                                          \
   GROUP("Program")                                                                                \
-  FLAG(TEXTS, "threads", INT, threads, 1, 256, "N",                                               \
+  FLAG(TEXTS, "threads", INT, threads, 1, THREADS_MAX, "N",                                       \
        "threads that encode; the output does not depend on N")                                    \
   FLAG(ANY, "help", SWITCH, help, 0, 0, "", "print this help")
 
@@ -127,8 +133,8 @@ static const char help_end[] =
     "with the first: every 20th for 0.05. If the input is fewer than 10 / F texts of one document\n"
     "each, it takes the last F of the bytes of each text instead. The length of .gz, .zst and\n"
     "standard input is unknown: in this case they give no validation split. --train-bpe learns\n"
-    "from all of the text. A file that is given twice counts twice; it is refused if its documents\n"
-    "could be in both splits.\n"
+    "from all of the text. A file that is given twice counts twice. It is refused if its\n"
+    "documents could be in both splits.\n"
     "nanoGPT's split of a text: --format raw --eot none --val-fraction 0.1 TEXT\n"
     "llm.c's split of a text:   --split-docs blank --val-tokens 32768 TEXT\n";
 
@@ -140,7 +146,9 @@ static options default_options(void) {
   o.val_fraction = -1;
   o.val_tokens = -1;
   long cores = sysconf(_SC_NPROCESSORS_ONLN);
-  o.threads = cores < 1 ? 1 : cores > 256 ? 256 : (int)cores;
+  if (cores < 1) cores = 1;
+  if (cores > THREADS_MAX) cores = THREADS_MAX;
+  o.threads = (int)cores;
   return o;
 }
 
@@ -173,10 +181,15 @@ static g2z_status read_flags(g2z_services *services, int argc, char **argv, opti
 /* Commands to type next. main prints them after the error. */
 static char advice[2048];
 
-/* Advises the command `first` (NULL: none), then the typed command with one more flag or with the
- * name `instead` in place of `path`. */
-static void advise(g2z_services *services, const options *o, const char *first, const char *flag,
-                   const char *value, const char *path, const char *instead) {
+/* A change of the command that the user typed. */
+typedef struct change {
+  const char *flag, *value;    /* one more flag; NULL: none */
+  const char *path, *instead;  /* another name in place of this input; NULL: none */
+} change;
+
+/* Advises the command `first` ("": none), then the typed command with a change. */
+static void advise(g2z_services *services, const options *o, const char *first, change with) {
+  const char *joint = *first ? " &&\n" : "";
   char **words = (char **)calloc((size_t)o->word_count + 2, sizeof *words), *line = NULL;
   int count = 1;
   if (!words || !o->words) {
@@ -184,37 +197,74 @@ static void advise(g2z_services *services, const options *o, const char *first, 
     return;
   }
   words[0] = o->words[0];
-  if (flag) words[count++] = (char *)flag;
-  if (value) words[count++] = (char *)value;
-  for (int i = 1; i < o->word_count; i++)
-    words[count++] = path && strcmp(o->words[i], path) == 0 ? (char *)instead : o->words[i];
+  if (with.flag) words[count++] = (char *)with.flag;
+  if (with.value) words[count++] = (char *)with.value;
+  for (int i = 1; i < o->word_count; i++) {
+    words[count] = o->words[i];
+    if (with.path && strcmp(o->words[i], with.path) == 0) words[count] = (char *)with.instead;
+    count++;
+  }
   if (g2z_flags_line(services, count, words, &line) == G2Z_OK &&
-      strlen(line) + (first ? strlen(first) : 0) + 8 < sizeof advice)
-    snprintf(advice, sizeof advice, ":\n%s%s%s", first ? first : "", first ? " &&\n" : "", line);
-  else if (first) snprintf(advice, sizeof advice, ":\n%s", first);
+      strlen(line) + strlen(first) + 8 < sizeof advice)
+    snprintf(advice, sizeof advice, ":\n%s%s%s", first, joint, line);
+  else if (*first) snprintf(advice, sizeof advice, ":\n%s", first);
   g2z_release(services, line);
   free(words);
+}
+
+/* Reads the JSON fields from --field: one name, or a prompt's and a completion's. Without it the
+ * field is "text", or "content" in a document without "text". */
+static g2z_status settle_fields(g2z_services *services, options *o) {
+  const char *first = "text", *second = "content";
+  const size_t most = sizeof o->fields[0] - 1;
+  if (o->field) {
+    const char *comma = strchr(o->field, ',');
+    o->paired = comma != NULL;
+    first = second = o->field;
+    if (comma) second = comma + 1;
+  }
+  const size_t length = strcspn(first, ",");
+  if (!length || !*second || strchr(second, ',') || length > most || strlen(second) > most)
+    return fail(services, G2Z_BAD_ARGUMENT, "--field %.300s: give one field name, or two as in "
+                "--field prompt,completion; each has 1 to %zu characters", first, most);
+  snprintf(o->fields[0], sizeof o->fields[0], "%.*s", (int)length, first);
+  snprintf(o->fields[1], sizeof o->fields[1], "%s", second);
+  return G2Z_OK;
+}
+
+/* Chooses the shards' name: --name, or the first input's without its directory and its endings. */
+static g2z_status settle_name(g2z_services *services, options *o, const char *input) {
+  if (o->name) {
+    if (!*o->name || strlen(o->name) > NAME_BYTES || strchr(o->name, '/'))
+      return fail(services, G2Z_BAD_ARGUMENT, "--name %.80s: give 1 to %d characters without a "
+                  "slash; --out sets the directory", o->name, NAME_BYTES);
+    snprintf(o->name_text, sizeof o->name_text, "%s", o->name);
+    return G2Z_OK;
+  }
+  const char *slash = strrchr(input, '/'), *file = input;
+  if (slash) file = slash + 1;
+  if (strcmp(file, "-") == 0) file = "stdin";
+  size_t length = g2z_text_named(file).bytes, dot = length;
+  while (dot > 1 && file[dot - 1] != '.') dot--;
+  if (dot > 1) length = dot - 1;
+  if (length > NAME_BYTES) length = NAME_BYTES;
+  snprintf(o->name_text, sizeof o->name_text, "%.*s", (int)length, file);
+  return G2Z_OK;
 }
 
 /* Checks the options together and sets those that no flag has set. */
 static g2z_status settle(g2z_services *services, options *o, char **inputs, int count) {
   const options defaults = default_options();
-  const int mode = o->encode ? ENCODE : o->decode ? DECODE : SHARDS;
-  /* JSON fields: text or content, one field, or prompt and completion */
-  const char *first = o->field ? o->field : "text", *comma = strchr(first, ',');
-  const char *second = comma ? comma + 1 : o->field ? first : "content";
-  size_t length = comma ? (size_t)(comma - first) : strlen(first), most = sizeof o->fields[0] - 1;
+  int mode = SHARDS;
+  if (o->encode) mode = ENCODE;
+  else if (o->decode) mode = DECODE;
   if ((o->vocab != NULL) + (o->train_bpe != 0) + o->bytes > 1)
     return fail(services, G2Z_BAD_ARGUMENT,
                 "--vocab, --train-bpe and --bytes each choose a vocabulary: give only one of them");
-  if (!length || !*second || strchr(second, ',') || length > most || strlen(second) > most)
-    return fail(services, G2Z_BAD_ARGUMENT, "--field %.300s: give one field name, or two as in "
-                "--field prompt,completion; each has 1 to %zu characters", first, most);
-  o->paired = comma != NULL;
-  snprintf(o->fields[0], sizeof o->fields[0], "%.*s", (int)length, first);
-  snprintf(o->fields[1], sizeof o->fields[1], "%s", second);
+  TRY(settle_fields(services, o));
   if (!o->vocab && !o->train_bpe && !o->bytes) {
-    advise(services, o, NULL, "--vocab", "data/vocab.bpe", NULL, NULL);
+    const change with = {"--vocab", "data/vocab.bpe", NULL, NULL};
+    advise(services, o, "", with);
     return fail(services, G2Z_BAD_ARGUMENT,
                 "no vocabulary is chosen. Give --vocab FILE%s, or --bytes. For GPT-2's vocabulary, "
                 "type make vocab once, then add --vocab data/vocab.bpe",
@@ -249,26 +299,18 @@ static g2z_status settle(g2z_services *services, options *o, char **inputs, int 
                 "--val-fraction and --val-tokens exclude each other: give only one of them");
   o->val_default = o->val_fraction < 0 && o->val_tokens < 0;
   if (o->val_default) o->val_fraction = 0.05f;
-  int raw = o->format == G2Z_SHARD_RAW;
-  if (raw && o->shard_tokens)
-    return fail(services, G2Z_BAD_ARGUMENT,
-                "--shard-tokens %" PRId64 ": --format raw writes one file per split: remove it, "
-                "or use --format llmc", o->shard_tokens);
-  if (!o->shard_tokens) o->shard_tokens = raw ? INT64_MAX : 100000000;
-  if (o->eot < 0) o->eot = raw ? EOT_LAST : EOT_FIRST;
-  if (o->name && (!*o->name || strlen(o->name) > 200 || strchr(o->name, '/')))
-    return fail(services, G2Z_BAD_ARGUMENT,
-                "--name %.80s: give 1 to 200 characters without a slash; --out sets the directory",
-                o->name);
-  /* the shards' name: --name, or the first input's without directory and ending */
-  const char *slash = strrchr(inputs[0], '/'), *file = slash ? slash + 1 : inputs[0];
-  const char *name = o->name ? o->name : strcmp(file, "-") ? file : "stdin";
-  length = o->name ? strlen(name) : g2z_text_named(name).bytes;
-  size_t dot = o->name ? 0 : length;
-  while (dot > 1 && name[dot - 1] != '.') dot--;
-  if (dot > 1) length = dot - 1;
-  snprintf(o->name_text, sizeof o->name_text, "%.*s", length < 200 ? (int)length : 200, name);
-  return G2Z_OK;
+  if (o->format == G2Z_SHARD_RAW) {
+    if (o->shard_tokens)
+      return fail(services, G2Z_BAD_ARGUMENT,
+                  "--shard-tokens %" PRId64 ": --format raw writes one file per split: remove it, "
+                  "or use --format llmc", o->shard_tokens);
+    o->shard_tokens = INT64_MAX;
+    if (o->eot < 0) o->eot = EOT_LAST;
+  } else {
+    if (!o->shard_tokens) o->shard_tokens = SHARD_TOKENS;
+    if (o->eot < 0) o->eot = EOT_FIRST;
+  }
+  return settle_name(services, o, inputs[0]);
 }
 
 /* ----- reading: files -> jobs -------------------------------------------- */
@@ -331,6 +373,8 @@ typedef struct reader {
 static volatile sig_atomic_t stop_signal;
 static void on_signal(int number) { stop_signal = number; }
 
+static int is_stdin(const char *path) { return strcmp(path, "-") == 0; }
+
 static g2z_status fail_stopped(g2z_services *services) {
   return fail(services, G2Z_STOPPED, "stopped by signal %d: no file was written", (int)stop_signal);
 }
@@ -338,14 +382,16 @@ static g2z_status fail_stopped(g2z_services *services) {
 /* A larger block with the same content. NULL if there is no memory: the old block stays valid. */
 static void *widen(void *list, size_t *capacity, size_t need, size_t size) {
   if (need <= *capacity) return list;
-  size_t larger = *capacity + *capacity / 2 > need ? *capacity + *capacity / 2 : need;
-  void *moved = larger > SIZE_MAX / size ? NULL : realloc(list, larger * size);
+  size_t larger = *capacity + *capacity / 2;
+  if (larger < need) larger = need;
+  if (larger > SIZE_MAX / size) return NULL;
+  void *moved = realloc(list, larger * size);
   if (moved) *capacity = larger;
   return moved;
 }
 
 static g2z_status widen_text(g2z_services *services, char **text, size_t *capacity, size_t need) {
-  char *wider = (char *)widen(*text, capacity, need ? need : 1, 1);
+  char *wider = (char *)widen(*text, capacity, need + 1, 1); /* a block of 0 bytes may be NULL */
   if (!wider) return fail(services, G2Z_NO_MEMORY, "no memory for a text of %zu bytes", need);
   *text = wider;
   return G2Z_OK;
@@ -374,29 +420,32 @@ static size_t universal_newlines(char *text, size_t bytes, int *carriage_return)
 /* Appends up to `count` bytes of the open source to the job. *end: the source has no more. */
 static g2z_status read_some(reader *r, job *j, size_t count, int *end) {
   const source *from = &r->sources[r->at];
-  if (count > from->end - r->offset) count = (size_t)(from->end - r->offset);
+  const uint64_t left = from->end - r->offset;
+  struct pollfd one = {r->text.file, POLLIN, 0};
+  ssize_t got;
+  *end = left == 0;
+  if (*end) return G2Z_OK;
+  if (count > left) count = (size_t)left;
   TRY(widen_text(r->services, &j->text, &j->text_capacity, j->bytes + count));
-  while (count) {
-    struct pollfd one = {r->text.file, POLLIN, 0};
+  do {
     while (r->waits && !stop_signal && poll(&one, 1, 100) < 1) continue; /* a signal can stop it */
     if (stop_signal) return fail_stopped(r->services);
-    ssize_t got = read(r->text.file, j->text + j->bytes, count);
-    if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
-    if (got < 0) return g2z_fail_file(r->services, errno, "read", from->label);
-    if (got == 0 && from->end != UINT64_MAX)
-      return fail(r->services, G2Z_IO,
-                  "%s ends after %" PRIu64 " of %" PRIu64 " bytes: it changed while it was "
-                  "read; run again", from->label, r->offset, from->end);
-    *end = got == 0;
-    if (*end) return g2z_text_end(r->services, &r->text, r->offset);
-    r->some = 1;
-    r->offset += (uint64_t)got;
-    j->consumed += (uint64_t)got;
-    j->bytes += r->o->universal_newlines && !from->json
-                    ? universal_newlines(j->text + j->bytes, (size_t)got, &r->carriage_return)
-                    : (size_t)got;
-    count = 0;
-  }
+    got = read(r->text.file, j->text + j->bytes, count);
+  } while (got < 0 && (errno == EINTR || errno == EAGAIN));
+  if (got < 0) return g2z_fail_file(r->services, errno, "read", from->label);
+  if (got == 0 && from->end != UINT64_MAX)
+    return fail(r->services, G2Z_IO,
+                "%s ends after %" PRIu64 " of %" PRIu64 " bytes: it changed while it was "
+                "read; run again", from->label, r->offset, from->end);
+  *end = got == 0;
+  if (*end) return g2z_text_end(r->services, &r->text, r->offset);
+  r->some = 1;
+  r->offset += (uint64_t)got;
+  j->consumed += (uint64_t)got;
+  size_t made = (size_t)got;
+  if (r->o->universal_newlines && !from->json)
+    made = universal_newlines(j->text + j->bytes, made, &r->carriage_return);
+  j->bytes += made;
   *end = r->offset == from->end;
   return G2Z_OK;
 }
@@ -415,31 +464,39 @@ static g2z_status check_text(g2z_services *services, const options *o, const sou
                              const char *text, size_t bytes) {
   g2z_text_remedy remedy;
   g2z_status status = g2z_text_check(services, from->path, from->json, text, bytes, &remedy);
-  if (status != G2Z_OK && remedy.command[0])
-    advise(services, o, remedy.command, NULL, NULL, from->path, remedy.made);
+  const change with = {NULL, NULL, from->path, remedy.made};
+  if (status != G2Z_OK && remedy.command[0]) advise(services, o, remedy.command, with);
   return status;
+}
+
+/* The bytes before the last place where a cut does not change the ids: after a line of JSON, or
+ * before white space. 0: there is no such place. The first `searched` bytes end no line of JSON. */
+static size_t find_cut(const job *j, int json, size_t searched) {
+  if (!json) return g2z_encode_cut(j->text, j->bytes);
+  const char *newline = (const char *)memrchr(j->text + searched, '\n', j->bytes - searched);
+  if (!newline) return 0;
+  return (size_t)(newline - j->text) + 1;
 }
 
 /* Fills the job's text with whole lines, or up to a cut that does not change the ids. Text without
  * a cut for OPEN_BYTES is left open. *end: the source has no more. */
 static g2z_status read_chunk(reader *r, job *j, int *end) {
-  size_t want, usable = 0;
   const int json = r->sources[r->at].json;
+  size_t usable = 0, want = JOB_BYTES;
   *end = 0;
   TRY(widen_text(r->services, &j->text, &j->text_capacity, r->rest_bytes));
   if (r->rest_bytes) memcpy(j->text, r->rest, r->rest_bytes);
   j->bytes = r->rest_bytes;
   /* After a job without a cut, read a quarter more than the rest: --train-bpe needs a long piece as
    * a whole, and its bytes would otherwise be copied too often. */
-  want = (r->open ? OPEN_BYTES + r->rest_bytes / 4 : JOB_BYTES) + r->rest_bytes;
+  if (r->open) want = OPEN_BYTES + r->rest_bytes / 4;
+  want += r->rest_bytes;
   for (size_t searched = 0;; want += want / 4) {
     while (!*end && j->bytes < want) TRY(read_some(r, j, want - j->bytes, end));
     if (r->look) TRY(check_text(r->services, r->o, &r->sources[r->at], j->text, j->bytes));
     r->look = 0;
     if (*end) usable = j->bytes;
-    else if (!json) usable = g2z_encode_cut(j->text, j->bytes);
-    else for (usable = j->bytes; usable && j->text[usable - 1] != '\n';)
-      if (--usable == searched) usable = 0;
+    else usable = find_cut(j, json, searched);
     if (usable || *end) break;
     searched = j->bytes;
     if (json && searched > LINE_BYTES)
@@ -457,16 +514,19 @@ static g2z_status read_chunk(reader *r, job *j, int *end) {
 
 /* F as the user typed it: the float 0.1f is slightly more than 0.1. */
 static double val_fraction(const options *o) {
-  return o->val_fraction > 0 ? floor((double)o->val_fraction * 1e7 + 0.5) / 1e7 : 0;
+  if (o->val_fraction <= 0) return 0; /* -1: --val-tokens chooses the split */
+  return floor((double)o->val_fraction * 1e7 + 0.5) / 1e7;
 }
 
 /* Begins a document and chooses its split. */
 static void begin_document(reader *r) {
-  double index = (double)r->documents++, fraction = val_fraction(r->o);
+  const double index = (double)r->documents, fraction = val_fraction(r->o);
+  r->documents++;
   r->split = r->sources[r->at].split;
   if (r->split == BY_DOCUMENT)
     r->split = ceil((index + 1) * fraction) > ceil(index * fraction) ? VAL : TRAIN;
-  r->in_document = r->blank = 1;
+  r->in_document = 1;
+  r->blank = 1;
 }
 
 /* Adds a segment of the open document. */
@@ -478,7 +538,8 @@ static g2z_status add_segment(reader *r, job *j, size_t begin, size_t bytes, int
   memset(added, 0, sizeof *added);
   added->label = r->sources[r->at].label;
   added->json = r->sources[r->at].json;
-  added->place = r->place + (added->json ? 0 : begin);
+  added->place = r->place;
+  if (!added->json) added->place += begin;
   added->begin = begin;
   added->bytes = bytes;
   added->split = r->split;
@@ -492,10 +553,12 @@ static g2z_status add_segment(reader *r, job *j, size_t begin, size_t bytes, int
 /* Makes a document of every line that is not blank. */
 static g2z_status split_lines(reader *r, job *j) {
   for (size_t at = 0; at < j->bytes;) {
-    const char *newline = (const char *)memchr(j->text + at, '\n', j->bytes - at);
-    size_t bytes = (newline ? (size_t)(newline - j->text) : j->bytes) - at;
+    const char *line = j->text + at;
+    size_t bytes = j->bytes - at;
+    const char *newline = (const char *)memchr(line, '\n', bytes);
+    if (newline) bytes = (size_t)(newline - line);
     r->place++;
-    if (!is_blank(j->text + at, bytes, 0)) {
+    if (!is_blank(line, bytes, 0)) {
       begin_document(r);
       TRY(add_segment(r, j, at, bytes, 1, 1));
     }
@@ -505,45 +568,52 @@ static g2z_status split_lines(reader *r, job *j) {
 }
 
 static const char eot[] = "<|endoftext|>";
+#define EOT_BYTES (sizeof eot - 1)
 
 /* Finds the end of the document that is open or begins at `at`: *bytes of it lie in this text, and
  * the next document begins at *next. Returns 0 if the document continues after the text. No marker
  * is lost between two jobs: a cut stands before white space and never splits a marker, and an open
  * job leaves its last bytes, more than a marker has, to the next job. */
 static int find_end(const reader *r, const job *j, size_t at, size_t *bytes, size_t *next) {
-  const char *text = j->text + at, *found = NULL;
-  size_t left = j->bytes - at;
+  const char *text = j->text + at, *found;
+  const size_t left = j->bytes - at;
   *bytes = left;
   *next = j->bytes;
   if (r->o->split_docs == SPLIT_EOT) {
-    found = (const char *)memmem(text, left, eot, sizeof eot - 1);
+    found = (const char *)memmem(text, left, eot, EOT_BYTES);
     if (!found) return 0;
     *bytes = (size_t)(found - text);
-    *next = at + *bytes + sizeof eot - 1;
+    *next = at + *bytes + EOT_BYTES;
     return 1;
   }
-  if (r->o->split_docs != SPLIT_BLANK) return 0;
-  size_t before = !r->in_document || r->blank ? g2z_text_white(text, left) : 0;
-  for (size_t from = 0; (found = (const char *)memmem(text + from, left - from, "\n\n", 2));) {
-    from = (size_t)(found - text) + 2;
-    if (from <= before) continue; /* these blank lines precede the document */
-    *bytes = from;
-    *next = at + from;
+  if (r->o->split_docs == SPLIT_BLANK) {
+    size_t before = 0; /* blank lines at the start of a document do not end it */
+    if (!r->in_document || r->blank) before = g2z_text_white(text, left);
+    found = (const char *)memmem(text + before, left - before, "\n\n", 2);
+    if (!found) return 0;
+    *bytes = (size_t)(found - text) + 2;
+    *next = at + *bytes;
     return 1;
   }
   return 0;
+}
+
+/* The length of a marker's beginning at the end of the job's text; at most `bytes`. */
+static size_t begun_marker(const job *j, size_t bytes) {
+  size_t begun = EOT_BYTES - 1;
+  if (begun > bytes) begun = bytes;
+  while (begun && memcmp(j->text + j->bytes - begun, eot, begun) != 0) begun--;
+  return begun;
 }
 
 /* Splits a text into documents by --split-docs. Blank text between markers is not a document. */
 static g2z_status split_text(reader *r, job *j, int end) {
   size_t at = 0;
   for (size_t next, bytes; at < j->bytes; at = next) {
-    int ends = find_end(r, j, at, &bytes, &next) || end, starts = !r->in_document;
+    const int ends = find_end(r, j, at, &bytes, &next) || end, starts = !r->in_document;
     if (starts) {
-      /* the last bytes of an open job may be the beginning of a marker */
-      size_t marker = !ends && j->open && r->o->split_docs == SPLIT_EOT ? sizeof eot - 2 : 0;
-      while (marker && (marker > bytes || memcmp(j->text + j->bytes - marker, eot, marker) != 0))
-        marker--;
+      size_t marker = 0;
+      if (!ends && j->open && r->o->split_docs == SPLIT_EOT) marker = begun_marker(j, bytes);
       if (r->o->split_docs != SPLIT_NONE && is_blank(j->text + at, bytes - marker, !ends)) {
         if (!ends) break; /* the next job decides whether this begins a document */
         continue;
@@ -578,23 +648,29 @@ typedef struct worker {
 static g2z_status json_document(worker *w, const char *line, size_t bytes, size_t length[2]) {
   const options *o = w->o;
   const char *const fields[] = {o->fields[0], o->fields[1]};
+  const char *missing = NULL;
   g2z_json json;
   g2z_json_text found[2];
   TRY(g2z_text_document(&w->services, "", line, bytes, fields, o->paired, &json, found));
-  const int have[2] = {found[0].at != NULL, found[1].at != NULL};
-  if (o->paired ? !have[0] || !have[1] : !have[0] && !have[1])
+  const g2z_json_text *part[2] = {NULL, &found[1]}; /* the prompt; the rest */
+  if (o->paired) part[0] = &found[0];
+  else if (found[0].at) part[1] = &found[0];
+  if (!part[1]->at) missing = fields[o->paired];
+  if (part[0] && !part[0]->at) missing = fields[0];
+  if (missing)
     return fail(&w->services, G2Z_FORMAT, ": no text in a field \"%s\"%s; to read another "
-                "field: --field NAME", o->fields[o->paired && have[0]],
-                o->field ? "" : " or \"content\"");
+                "field: --field NAME", missing, o->field ? "" : " or \"content\"");
   length[0] = 0;
-  for (int i = !o->paired; i < 2; i++) {
-    const g2z_json_text *text = &found[o->paired ? i : !have[0]];
-    json.at = o->strict ? text->lone : NULL;
-    if (json.at)
+  for (int i = 0; i < 2; i++) {
+    if (!part[i]) continue;
+    if (o->strict && part[i]->lone) {
+      json.at = part[i]->lone;
       return g2z_json_fail(&json, "%.6s is half of a surrogate pair: write both halves, or "
                            "remove --strict to read it as U+FFFD", (const char *)json.at);
-    TRY(widen_text(&w->services, &w->document, &w->document_capacity, length[0] + text->bytes));
-    length[i] = g2z_json_unescape(text, (unsigned char *)w->document + length[0]);
+    }
+    TRY(widen_text(&w->services, &w->document, &w->document_capacity,
+                   length[0] + part[i]->bytes));
+    length[i] = g2z_json_unescape(part[i], (unsigned char *)w->document + length[0]);
   }
   return G2Z_OK;
 }
@@ -603,11 +679,11 @@ static g2z_status json_document(worker *w, const char *line, size_t bytes, size_
 static g2z_status place_error(worker *w, const segment *s, g2z_status status) {
   static const char line_1[] = ", line 1";
   char sentence[G2Z_ERROR_BYTES];
-  memcpy(sentence, w->services.error, sizeof sentence);
-  int known = strncmp(sentence, line_1, sizeof line_1 - 1) == 0;
-  const char *what = sentence + (known ? sizeof line_1 - 1 : 0);
-  const char *joint = *what == ',' || *what == ':' ? "" : ": ";
+  const char *what = sentence;
   if (status == G2Z_NO_MEMORY) return status;
+  memcpy(sentence, w->services.error, sizeof sentence);
+  if (strncmp(what, line_1, sizeof line_1 - 1) == 0) what += sizeof line_1 - 1;
+  const char *joint = *what == ',' || *what == ':' ? "" : ": ";
   if (s->json)
     return fail(&w->services, status, "%s, line %" PRIu64 "%s%s", s->label, s->place, joint, what);
   return fail(&w->services, status, "%s, from byte %" PRIu64 ": %s", s->label, s->place, what);
@@ -617,7 +693,8 @@ static g2z_status place_error(worker *w, const segment *s, g2z_status status) {
 static g2z_status encode_part(worker *w, job *j, const segment *s, const char *text, size_t bytes,
                               g2z_tokens *out) {
   const options *o = w->o;
-  int flags = o->strict ? G2Z_ENCODE_STRICT : G2Z_ENCODE_DEFAULT;
+  int flags = G2Z_ENCODE_DEFAULT;
+  if (o->strict) flags |= G2Z_ENCODE_STRICT;
   if (o->allow_special) flags |= G2Z_ENCODE_ALLOW_SPECIAL;
   size_t *used = NULL; /* the text is complete */
   if (j->open && !s->ends) used = &j->used;
@@ -629,21 +706,22 @@ static g2z_status encode_segment(worker *w, job *j, segment *s, g2z_tokens *out)
   const options *o = w->o;
   const char *text = j->text + s->begin;
   size_t length[2] = {0, s->bytes}; /* lengths of the prompt and the rest */
-  if (s->starts && o->eot == EOT_FIRST && !w->trainer)
-    TRY(g2z_encode(w->encoder, eot, sizeof eot - 1, G2Z_ENCODE_ALLOW_SPECIAL, out));
   g2z_status status = G2Z_OK;
+  if (s->starts && o->eot == EOT_FIRST && !w->trainer)
+    TRY(g2z_encode(w->encoder, eot, EOT_BYTES, G2Z_ENCODE_ALLOW_SPECIAL, out));
   if (s->json) {
     status = json_document(w, text, s->bytes, length);
     text = w->document;
   }
-  size_t prompt = out->count;
+  const size_t prompt = out->count;
   if (status == G2Z_OK && length[0]) status = encode_part(w, j, s, text, length[0], out);
-  for (; prompt < out->count && !o->encode; prompt++) out->ids[prompt] |= G2Z_UNCOUNTED;
+  if (!o->encode)
+    for (size_t i = prompt; i < out->count; i++) out->ids[i] |= G2Z_UNCOUNTED;
   if (status == G2Z_OK) status = encode_part(w, j, s, text + length[0], length[1], out);
   if (status != G2Z_OK) return place_error(w, s, status);
   s->text_bytes = length[0] + length[1];
   if (s->ends && o->eot == EOT_LAST && !w->trainer)
-    TRY(g2z_encode(w->encoder, eot, sizeof eot - 1, G2Z_ENCODE_ALLOW_SPECIAL, out));
+    TRY(g2z_encode(w->encoder, eot, EOT_BYTES, G2Z_ENCODE_ALLOW_SPECIAL, out));
   return G2Z_OK;
 }
 
@@ -658,12 +736,13 @@ static void encode_job(worker *w, job *j) {
 
 /* Encodes the part of an open job whose ids are final, and keeps the rest for the next job. */
 static g2z_status encode_open(reader *r, worker *w, job *j) {
-  segment *last = j->count ? &j->segments[j->count - 1] : NULL;
   size_t usable = j->used;
-  if (last && !last->ends) {
+  if (j->count && !j->segments[j->count - 1].ends) {
+    segment *last = &j->segments[j->count - 1];
     encode_job(w, j);
     if (j->status != G2Z_OK) return G2Z_OK; /* reported when the job is written */
-    last->text_bytes = last->bytes = j->used;
+    last->bytes = j->used;
+    last->text_bytes = j->used;
     usable = last->begin + j->used;
     r->blank = r->blank && is_blank(j->text + last->begin, j->used, 0);
   } else {
@@ -692,11 +771,13 @@ static g2z_status read_job(reader *r, worker *w, job *j) {
       r->look = from->end == UINT64_MAX;
       r->waits = fstat(r->text.file, &info) != 0 || !S_ISREG(info.st_mode);
       r->offset = from->begin;
-      r->place = from->json ? 0 : from->begin;
-      r->carriage_return = r->in_document = 0;
+      r->place = from->begin; /* 0 if it has lines: only a text is read in two parts */
+      r->carriage_return = 0;
+      r->in_document = 0;
     }
     TRY(read_chunk(r, j, &end));
-    TRY(r->sources[r->at].json ? split_lines(r, j) : split_text(r, j, end));
+    if (r->sources[r->at].json) TRY(split_lines(r, j));
+    else TRY(split_text(r, j, end));
     if (j->open) TRY(encode_open(r, w, j));
     if (end) {
       close_source(r);
@@ -713,7 +794,7 @@ typedef struct stream {      /* the shards of one split */
   g2z_shard_writer *shard;   /* the shard that is being filled; the output owns it */
   int64_t in_shard, shards, tokens, counted;
   int64_t documents, document; /* documents with ids in this split; the number of the last */
-  char path[4608];           /* path of the last shard */
+  char path[PATH_BYTES];           /* path of the last shard */
 } stream;
 
 typedef struct output {
@@ -739,7 +820,7 @@ static void shard_path(const options *o, const char *split, int64_t index, char 
 
 /* Returns 1 if `name` is a shard of this split, or its mask. *index: the number of the shard. */
 static int is_shard(const options *o, const char *split, const char *name, int64_t *index) {
-  char path[4608];
+  char path[PATH_BYTES];
   shard_path(o, split, 0, path, sizeof path);
   const char *first = path + strlen(o->out) + 1;
   const size_t count = o->format == G2Z_SHARD_LLMC ? strlen("000000") : 0;
@@ -752,51 +833,93 @@ static int is_shard(const options *o, const char *split, const char *name, int64
   return strcmp(name, ".bin") == 0 || strcmp(name, ".mask") == 0;
 }
 
-/* Counts the files of an earlier run with this name; `found` is the first of them by name.
- * A source among them is an error. With `keep` it removes shards from index keep[split] on. */
-static g2z_status find_set(g2z_services *services, const options *o, const source *sources,
-                           int source_count, const int64_t *keep, size_t *count,
-                           char found[4608]) {
+typedef struct old_set {     /* a walk over the files in OUT that have this run's name */
+  const options *o;
+  g2z_services *services;
+  DIR *directory;            /* NULL: it does not exist */
+  char path[PATH_BYTES];     /* the current file */
+  int split;                 /* TRAIN or VAL; BY_DOCUMENT: it is the vocabulary of --train-bpe */
+  int64_t index;             /* the number of the shard */
+} old_set;
+
+static g2z_status old_set_open(g2z_services *services, const options *o, old_set *set) {
+  set->o = o;
+  set->services = services;
+  set->directory = opendir(o->out);
+  if (!set->directory && errno != ENOENT) return g2z_fail_file(services, errno, "list", o->out);
+  return G2Z_OK;
+}
+
+static void old_set_close(old_set *set) {
+  if (set->directory) closedir(set->directory);
+}
+
+/* Moves to the next file of the set. *some: 0 if there is none. */
+static g2z_status old_set_next(old_set *set, int *some) {
   static const char *const splits[] = {"train", "val"};
-  DIR *directory = opendir(o->out);
-  char path[4608];
-  struct stat there, input;
-  int64_t index;
-  *count = 0;
-  if (!directory && errno == ENOENT) return G2Z_OK;
-  if (!directory) return g2z_fail_file(services, errno, "list", o->out);
-  g2z_status status = G2Z_OK;
-  for (struct dirent *entry; status == G2Z_OK;) {
+  const options *o = set->o;
+  *some = 0;
+  while (set->directory && !*some) {
     errno = 0;
-    entry = readdir(directory);
-    if (!entry && errno) status = g2z_fail_file(services, errno, "list", o->out);
+    const struct dirent *entry = readdir(set->directory);
+    if (!entry && errno) return g2z_fail_file(set->services, errno, "list", o->out);
     if (!entry) break;
-    snprintf(path, sizeof path, "%s.bpe", o->name_text);
-    int split = 0, merges = !keep && o->train_bpe && strcmp(entry->d_name, path) == 0;
-    while (split < 2 && !is_shard(o, splits[split], entry->d_name, &index)) split++;
-    if (split == 2 && !merges) continue;
-    snprintf(path, sizeof path, "%s/%s", o->out, entry->d_name);
-    if (!(*count)++ || strcmp(path, found) < 0) snprintf(found, 4608, "%s", path);
-    if (!keep && stat(path, &there) != 0) continue;
-    for (int i = 0; i < source_count && !keep; i++) /* an input is not replaced by its own tokens */
-      if (stat(sources[i].path, &input) == 0 && input.st_ino == there.st_ino &&
-          input.st_dev == there.st_dev)
-        status = fail(services, G2Z_BAD_ARGUMENT, "%s would overwrite the input %s: choose another "
-                      "--out or --name", path, sources[i].label);
-    if (keep && index >= keep[split] && unlink(path) != 0)
-      status = g2z_fail_file(services, errno, "remove", path);
+    for (set->split = TRAIN; set->split <= VAL; set->split++)
+      if (is_shard(o, splits[set->split], entry->d_name, &set->index)) break;
+    snprintf(set->path, sizeof set->path, "%s.bpe", o->name_text);
+    *some = set->split <= VAL || (o->train_bpe && strcmp(entry->d_name, set->path) == 0);
+    snprintf(set->path, sizeof set->path, "%s/%s", o->out, entry->d_name);
   }
-  closedir(directory);
+  return G2Z_OK;
+}
+
+/* Counts the files of an earlier run with this name; `found` is the first of them by name. A source
+ * among them is an error: an input is not replaced by its own tokens. */
+static g2z_status find_set(g2z_services *services, const options *o, const source *sources,
+                           int source_count, size_t *count, char found[PATH_BYTES]) {
+  old_set set;
+  struct stat there;
+  int some;
+  *count = 0;
+  TRY(old_set_open(services, o, &set));
+  g2z_status status = old_set_next(&set, &some);
+  while (status == G2Z_OK && some) {
+    if (*count == 0 || strcmp(set.path, found) < 0) snprintf(found, PATH_BYTES, "%s", set.path);
+    (*count)++;
+    const int is_there = stat(set.path, &there) == 0;
+    for (int i = 0; i < source_count && is_there; i++)
+      if (sources[i].inode == there.st_ino && sources[i].device == there.st_dev)
+        status = fail(services, G2Z_BAD_ARGUMENT, "%s would overwrite the input %s: choose another "
+                      "--out or --name", set.path, sources[i].label);
+    if (status == G2Z_OK) status = old_set_next(&set, &some);
+  }
+  old_set_close(&set);
+  return status;
+}
+
+/* Removes the shards of an earlier run from number keep[split] on, and their masks. */
+static g2z_status remove_shards(g2z_services *services, const options *o, const int64_t keep[2]) {
+  old_set set;
+  int some;
+  TRY(old_set_open(services, o, &set));
+  g2z_status status = old_set_next(&set, &some);
+  while (status == G2Z_OK && some) {
+    if (set.split <= VAL && set.index >= keep[set.split] && unlink(set.path) != 0)
+      status = g2z_fail_file(services, errno, "remove", set.path);
+    if (status == G2Z_OK) status = old_set_next(&set, &some);
+  }
+  old_set_close(&set);
   return status;
 }
 
 /* Appends ids to a split, in as many shards as needed. The first shard of each split stays open:
  * its lock keeps other programs away from the names of all shards. */
 static g2z_status write_ids(output *to, stream *s, const int32_t *ids, int64_t count) {
+  if (count == 0) return G2Z_OK;
   s->tokens += count;
   for (int64_t i = 0; i < count; i++) s->counted += !(ids[i] & G2Z_UNCOUNTED);
-  s->documents += count && s->document != to->documents;
-  if (count) s->document = to->documents;
+  s->documents += s->document != to->documents;
+  s->document = to->documents;
   while (count) {
     if (s->shard && s->in_shard == to->o->shard_tokens) {
       TRY(g2z_shard_writer_finish(s->shard, s->shards > 1));
@@ -814,7 +937,8 @@ static g2z_status write_ids(output *to, stream *s, const int32_t *ids, int64_t c
       s->shards++;
       s->in_shard = 0;
     }
-    int64_t room = to->o->shard_tokens - s->in_shard, take = count < room ? count : room;
+    int64_t take = to->o->shard_tokens - s->in_shard;
+    if (take > count) take = count;
     TRY(g2z_shard_writer_append(s->shard, ids, (size_t)take));
     s->in_shard += take;
     ids += take;
@@ -827,24 +951,36 @@ static g2z_status fail_output(g2z_services *services) {
   return fail(services, G2Z_IO, "cannot write standard output: %s", strerror(errno));
 }
 
+/* Prints the ids of --encode, each but the first of the output after a space. */
+static g2z_status print_ids(output *to, const int32_t *ids, size_t count) {
+  const char *space = to->tokens ? " " : "";
+  for (size_t i = 0; i < count; i++) {
+    printf("%s%" PRId32, space, ids[i]);
+    space = " ";
+  }
+  if (ferror(stdout)) return fail_output(to->services);
+  return G2Z_OK;
+}
+
 /* Writes the ids of the next job in the order of the text, to shards or for --encode as numbers. */
 static g2z_status write_job(output *to, const job *j) {
   const options *o = to->o;
   const int32_t *ids = j->tokens.ids;
   to->bytes += j->consumed;
-  for (size_t i = 0; o->encode && j->status == G2Z_OK && i < j->tokens.count; i++)
-    printf(to->tokens + (int64_t)i ? " %" PRId32 : "%" PRId32, ids[i]);
-  if (o->encode && ferror(stdout)) return fail_output(to->services);
+  if (o->encode && j->status == G2Z_OK) TRY(print_ids(to, ids, j->tokens.count));
   for (size_t i = 0; i < j->encoded; i++) {
     const segment *s = &j->segments[i];
-    int64_t count = (int64_t)s->tokens, val = s->split == VAL ? count : 0;
-    if (o->val_tokens >= 0) {
-      val = o->val_tokens - to->streams[VAL].tokens;
-      if (val > count) val = count;
-    }
+    const int64_t count = (int64_t)s->tokens;
     to->text_bytes += s->text_bytes;
     to->tokens += count;
     if (to->learning || o->encode) continue;
+    int64_t val = 0; /* the first tokens of the segment go to validation */
+    if (o->val_tokens >= 0) {
+      val = o->val_tokens - to->streams[VAL].tokens;
+      if (val > count) val = count;
+    } else if (s->split == VAL) {
+      val = count;
+    }
     to->documents += s->starts;
     TRY(write_ids(to, &to->streams[VAL], ids, val));
     TRY(write_ids(to, &to->streams[TRAIN], ids + val, count - val));
@@ -909,7 +1045,9 @@ static void finish_reading(pool *p) {
  * without text: the jobs before it are written first and may fail first. */
 static int read_next(pool *p, worker *w, uint64_t *number) {
   job *j = &w->held;
-  j->count = j->encoded = j->tokens.count = 0;
+  j->count = 0;
+  j->encoded = 0;
+  j->tokens.count = 0;
   j->consumed = 0;
   j->open = 0;
   pthread_mutex_lock(&p->reading);
@@ -965,8 +1103,8 @@ static void *work(void *user) {
   worker *w = (worker *)user;
   pool *p = w->pool;
   uint64_t number;
-  w->status = p->tokenizer ? g2z_encoder_create(&w->services, p->tokenizer, &w->encoder)
-                           : g2z_bpe_trainer_create(&w->services, &w->trainer);
+  if (p->tokenizer) w->status = g2z_encoder_create(&w->services, p->tokenizer, &w->encoder);
+  else w->status = g2z_bpe_trainer_create(&w->services, &w->trainer);
   if (w->status != G2Z_OK) finish_reading(p);
   while (w->status == G2Z_OK && read_next(p, w, &number)) {
     if (!w->held.open) encode_job(w, &w->held);
@@ -1077,54 +1215,91 @@ static g2z_status learn(g2z_services *services, const options *o, const source *
 
 /* ----- checking the inputs ----------------------------------------------- */
 
-/* Checks before the run that an input can be read. *bytes: its length; 0: not known. */
-static g2z_status check_input(g2z_services *services, const char *path, struct stat *info,
-                              uint64_t *bytes) {
+/* Checks before the run that an input can be read, and fills its source: the whole file, whose
+ * documents choose their splits. Its end is UINT64_MAX if its length is not known. */
+static g2z_status check_input(g2z_services *services, const options *o, const char *path,
+                              source *s) {
+  struct stat info;
   char word[400];
-  *bytes = 0;
-  memset(info, 0, sizeof *info);
-  if (strcmp(path, "-") == 0) {
-    fstat(STDIN_FILENO, info); /* a closed one fails when it is read */
-    return G2Z_OK;
-  }
-  if (stat(path, info) != 0 || access(path, R_OK) != 0) {
+  const g2z_text_name name = g2z_text_named(path);
+  memset(s, 0, sizeof *s);
+  s->path = path;
+  s->label = path;
+  s->json = name.json;
+  s->end = UINT64_MAX;
+  s->split = BY_DOCUMENT;
+  if (is_stdin(path)) {
+    s->label = "standard input";
+    s->json = o->field != NULL;
+    if (fstat(STDIN_FILENO, &info) != 0) return G2Z_OK; /* to be found when it is read */
+  } else if (stat(path, &info) != 0 || access(path, R_OK) != 0) {
     if (errno == ENOENT && strpbrk(path, "*?["))
       return fail(services, G2Z_IO, "there is no file %s: remove the quotes, and the shell "
                   "expands the pattern", path);
     return g2z_fail_file(services, errno, "read", path);
   }
-  if (S_ISDIR(info->st_mode))
+  s->device = info.st_dev;
+  s->inode = info.st_ino;
+  if (is_stdin(path)) return G2Z_OK;
+  if (S_ISDIR(info.st_mode))
     return fail(services, G2Z_IO, "%s is a directory: name its files, %s/*", path,
                 g2z_shell_word(path, word, sizeof word));
-  if (!S_ISREG(info->st_mode)) return G2Z_OK;
-  *bytes = g2z_text_named(path).unpack ? 0 : (uint64_t)info->st_size;
-  if (info->st_size) return G2Z_OK;
-  return fail(services, G2Z_FORMAT,
-              "%s is empty: remove it from the command, or create it again", path);
+  if (!S_ISREG(info.st_mode)) return G2Z_OK;
+  if (info.st_size == 0)
+    return fail(services, G2Z_FORMAT,
+                "%s is empty: remove it from the command, or create it again", path);
+  if (!name.unpack) s->end = (uint64_t)info.st_size;
+  return G2Z_OK;
+}
+
+/* Fills a source for each input. *total: the bytes of all; 0: not known. */
+static g2z_status check_inputs(g2z_services *services, const options *o, char **inputs, int count,
+                               source *given, uint64_t *total) {
+  int lines = 0, unknown = 0;
+  *total = 0;
+  for (int i = 0; i < count; i++) {
+    source *s = &given[i];
+    TRY(check_input(services, o, inputs[i], s));
+    const int is_unknown = s->end == UINT64_MAX;
+    if (o->train_bpe && is_unknown && !g2z_text_named(inputs[i]).unpack)
+      return fail(services, G2Z_BAD_ARGUMENT,
+                  "--train-bpe reads its text twice, but %s can be read only once: save it to a "
+                  "file", s->label);
+    lines += s->json;
+    unknown += is_unknown;
+    if (!is_unknown) *total += s->end;
+  }
+  if (unknown) *total = 0;
+  if (o->field && !lines)
+    return fail(services, G2Z_BAD_ARGUMENT, "--field %.80s: %s is read as text, because its name "
+                "does not end in .jsonl, .ndjson or .json: rename it, or remove --field",
+                o->field, inputs[0]);
+  return G2Z_OK;
 }
 
 static g2z_status read_at(g2z_services *services, const char *path, uint64_t offset, void *out,
                           size_t count, size_t *got) {
   int file;
-  G2Z_RETRY(file, open(path, O_RDONLY | O_CLOEXEC));
   ssize_t some = -1;
+  *got = 0;
+  G2Z_RETRY(file, open(path, O_RDONLY | O_CLOEXEC));
   if (file >= 0) G2Z_RETRY(some, pread(file, out, count, (off_t)offset));
-  int error = errno;
+  const int error = errno;
   if (file >= 0) close(file);
-  *got = some < 0 ? 0 : (size_t)some;
   if (some < 0) return g2z_fail_file(services, error, "read", path);
+  *got = (size_t)some;
   return G2Z_OK;
 }
 
 /* Finds the start of the last `fraction` of a text: at a character, and not inside CR LF. */
 static g2z_status find_tail(g2z_services *services, const char *path, uint64_t bytes,
                             double fraction, uint64_t *begin) {
-  unsigned char around[4] = {0, 0, 0, 0};
+  unsigned char around[4] = {0, 0, 0, 0}; /* up to three bytes before it, and its first */
   *begin = (uint64_t)((double)bytes * (1 - fraction));
-  uint64_t from = *begin < 3 ? 0 : *begin - 3;
-  int at = (int)(*begin - from), back = 0;
+  const int at = *begin < 3 ? (int)*begin : 3;
+  int back = 0;
   size_t got;
-  TRY(read_at(services, path, from, around, sizeof around, &got));
+  TRY(read_at(services, path, *begin - (uint64_t)at, around, sizeof around, &got));
   while (back < at && (around[at - back] & 0xC0) == 0x80) back++;
   if (at && around[at] == '\n' && around[at - 1] == '\r') back = 1;
   *begin -= (uint64_t)back;
@@ -1137,76 +1312,56 @@ static g2z_status find_tail(g2z_services *services, const char *path, uint64_t b
 static g2z_status check_twice(g2z_services *services, const options *o, const source *list,
                               int count, const source *added) {
   const int apart = added->split != BY_DOCUMENT || (val_fraction(o) == 0 && o->val_tokens <= 0);
-  const int is_stdin = strcmp(added->path, "-") == 0;
   for (int i = 0; i < count; i++) {
     if (list[i].inode != added->inode || list[i].device != added->device) continue;
-    if (is_stdin && strcmp(list[i].path, "-") == 0)
+    if (is_stdin(added->path) && is_stdin(list[i].path))
       return fail(services, G2Z_BAD_ARGUMENT, "standard input is given twice, but it can be read "
                   "only once: remove one -");
     if (!apart)
-      return fail(services, G2Z_BAD_ARGUMENT, "%.300s is given twice, the first time as %.300s: its "
-                  "documents could be in training and in validation. Remove one of the two, or "
-                  "use --val-fraction 0 instead of a validation split", added->label,
+      return fail(services, G2Z_BAD_ARGUMENT, "%.300s is given twice, the first time as %.300s: "
+                  "its documents could be in training and in validation. Remove one of the two, "
+                  "or use --val-fraction 0 instead of a validation split", added->label,
                   list[i].label);
   }
   return G2Z_OK;
 }
 
-/* Lists the sources to read: at most two per input. */
-static g2z_status list_sources(g2z_services *services, const options *o, char **inputs, int count,
-                               source *list, int *sources, uint64_t *total) {
-  double fraction = val_fraction(o);
-  int texts = 0, json = 0, unknown = 0;
+/* Lists the sources to read. Few texts that are one document each cannot be split by document:
+ * each becomes two sources, a beginning to train on and an end to validate on. */
+static g2z_status list_sources(g2z_services *services, const options *o, const source *given,
+                               int count, source *list, int *sources) {
   static char head[G2Z_TEXT_LOOK]; /* too large for a small stack */
-  struct stat info;
+  const double fraction = val_fraction(o);
+  int texts = 0;
   size_t got;
-  uint64_t bytes;
   *sources = 0;
-  *total = 0;
+  for (int i = 0; i < count; i++) texts += o->split_docs == SPLIT_NONE && !given[i].json;
   for (int i = 0; i < count; i++) {
-    TRY(check_input(services, inputs[i], &info, &bytes));
-    const g2z_text_name name = g2z_text_named(inputs[i]);
-    texts += o->split_docs == SPLIT_NONE && !name.json;
-    json += name.json || strcmp(inputs[i], "-") == 0;
-    unknown += bytes == 0;
-    *total += bytes;
-    if (o->train_bpe && !bytes && !name.unpack)
-      return fail(services, G2Z_BAD_ARGUMENT,
-                  "--train-bpe reads its text twice, but %s can be read only once: save it to a "
-                  "file", strcmp(inputs[i], "-") == 0 ? "standard input" : inputs[i]);
-  }
-  if (o->field && !json)
-    return fail(services, G2Z_BAD_ARGUMENT, "--field %.80s: %s is read as text, because its name "
-                "does not end in .jsonl, .ndjson or .json: rename it, or remove --field",
-                o->field, inputs[0]);
-  if (unknown) *total = 0;
-  for (int i = 0; i < count; i++) {
-    int is_stdin = strcmp(inputs[i], "-") == 0;
-    TRY(check_input(services, inputs[i], &info, &bytes));
-    source s = {inputs[i], inputs[i], 0, 0, UINT64_MAX, info.st_dev, info.st_ino, BY_DOCUMENT};
-    if (is_stdin) s.label = "standard input";
-    if (bytes) s.end = bytes;
-    s.json = g2z_text_named(inputs[i]).json || (is_stdin && o->field);
-    if (bytes) TRY(read_at(services, inputs[i], 0, head, sizeof head, &got));
-    if (bytes) TRY(check_text(services, o, &s, head, got));
-    int whole = !s.json && o->split_docs == SPLIT_NONE && fraction > 0 && texts * fraction < 10;
-    if (whole && !bytes && !o->val_default)
+    source s = given[i];
+    const int known = s.end != UINT64_MAX;
+    if (known) {
+      TRY(read_at(services, s.path, 0, head, sizeof head, &got));
+      TRY(check_text(services, o, &s, head, got));
+    }
+    const int in_two = !s.json && o->split_docs == SPLIT_NONE && fraction > 0 &&
+                       texts * fraction < 10; /* fewer than ten documents of validation */
+    if (in_two) s.split = TRAIN;
+    if (in_two && !known && !o->val_default)
       return fail(services, G2Z_BAD_ARGUMENT,
                   "--val-fraction %g: the length of %s is unknown until it ends: use "
                   "--val-tokens N or --split-docs, or save it to a file",
                   (double)o->val_fraction, s.label);
-    if (whole) s.split = TRAIN;
     TRY(check_twice(services, o, list, *sources, &s));
-    if (whole && bytes) {
+    if (in_two && known) {
       source tail = s;
-      TRY(find_tail(services, inputs[i], bytes, fraction, &tail.begin));
-      s.end = tail.begin;
       tail.split = VAL;
-      if (s.end) list[(*sources)++] = s;
-      if (tail.begin == tail.end) continue;
-      s = tail;
+      TRY(find_tail(services, s.path, s.end, fraction, &tail.begin));
+      s.end = tail.begin;
+      if (s.begin < s.end) list[(*sources)++] = s;
+      if (tail.begin < tail.end) list[(*sources)++] = tail;
+    } else {
+      list[(*sources)++] = s;
     }
-    list[(*sources)++] = s;
   }
   return G2Z_OK;
 }
@@ -1218,7 +1373,7 @@ static g2z_status list_sources(g2z_services *services, const options *o, char **
  * read a mix of two sets or an incomplete set. */
 static g2z_status name_files(const options *o, output *to, const g2z_tokenizer *tokenizer,
                              size_t old) {
-  char path[4608], empty[4616];
+  char path[PATH_BYTES], empty[PATH_BYTES + 8];
   const int64_t shards[] = {to->streams[TRAIN].shards, to->streams[VAL].shards};
   const int guarded = old || to->count > 1;
   for (int i = 0; i < 2 && guarded; i++) {
@@ -1232,23 +1387,23 @@ static g2z_status name_files(const options *o, output *to, const g2z_tokenizer *
   snprintf(path, sizeof path, "%s/%s.bpe", o->out, o->name_text);
   if (o->train_bpe) TRY(g2z_tokenizer_write_merges(to->services, tokenizer, path));
   const int64_t more[] = {shards[TRAIN] + !shards[TRAIN], shards[VAL] + !shards[VAL]};
-  if (old) TRY(find_set(to->services, o, NULL, 0, more, &old, path));
+  if (old) TRY(remove_shards(to->services, o, more));
   for (size_t i = to->count; i-- > 0;) TRY(g2z_shard_writer_commit(to->shards[i]));
-  if (guarded) return find_set(to->services, o, NULL, 0, shards, &old, path);
+  if (guarded) return remove_shards(to->services, o, shards);
   return G2Z_OK;
 }
 
 /* Writes all files to the disk, then names them. If there was no old set, a failure leaves none. */
 static g2z_status commit(const options *o, output *to, const g2z_tokenizer *tokenizer) {
   static const int64_t none[] = {0, 0};
-  char path[4608], sentence[G2Z_ERROR_BYTES];
-  size_t old, left;
+  char path[PATH_BYTES], sentence[G2Z_ERROR_BYTES];
+  size_t old;
   for (size_t i = 0; i < to->count; i++) TRY(g2z_shard_writer_finish(to->shards[i], 0));
-  TRY(find_set(to->services, o, NULL, 0, NULL, &old, path));
+  TRY(find_set(to->services, o, NULL, 0, &old, path));
   g2z_status status = name_files(o, to, tokenizer, old);
   if (status == G2Z_OK || old) return status;
   memcpy(sentence, to->services->error, sizeof sentence);
-  find_set(to->services, o, NULL, 0, none, &left, path);
+  remove_shards(to->services, o, none);
   snprintf(path, sizeof path, "%s/%s.bpe", o->out, o->name_text);
   if (o->train_bpe) unlink(path);
   return fail(to->services, status, "%s", sentence);
@@ -1256,19 +1411,21 @@ static g2z_status commit(const options *o, output *to, const g2z_tokenizer *toke
 
 static void print_summary(const options *o, const output *to, const g2z_tokenizer *tokenizer,
                           double seconds) {
-  char path[4608];
-  int vocab = g2z_tokenizer_vocab(tokenizer);
-  snprintf(path, sizeof path, "%s/%s.bpe", o->out, o->name_text);
-  printf("vocabulary  %d tokens: %s%s\n", vocab,
-         o->train_bpe ? path : o->vocab ? o->vocab : "bytes",
-         o->train_bpe > vocab ? " (the text has no further pairs)" : "");
+  const int vocab = g2z_tokenizer_vocab(tokenizer);
+  if (o->train_bpe) {
+    printf("vocabulary  %d tokens: %s/%s.bpe%s\n", vocab, o->out, o->name_text,
+           o->train_bpe > vocab ? " (the text has no further pairs)" : "");
+  } else {
+    printf("vocabulary  %d tokens: %s\n", vocab, o->vocab ? o->vocab : "bytes");
+  }
   for (int i = 0; i < 2; i++) {
     const stream *s = &to->streams[i];
     printf("%-10s  %" PRId64 " document%s, %" PRId64 " token%s", s->split, s->documents,
            G2Z_PLURAL(s->documents), s->tokens, G2Z_PLURAL(s->tokens));
     if (o->paired) printf(", %" PRId64 " of them targets", s->counted);
     if (s->shards > 1) printf(", %" PRId64 " shards to", s->shards);
-    printf("%s%s\n", s->shards ? ": " : "", s->path);
+    if (s->shards) printf(": %s", s->path);
+    putchar('\n');
   }
   printf("text        %.1f MB in %.2f s, %.1f MB/s with %d thread%s, %.2f bytes per token\n",
          (double)to->bytes / 1e6, seconds, (double)to->bytes / 1e6 / seconds, o->threads,
@@ -1298,38 +1455,58 @@ static g2z_status write_shards(g2z_services *services, const options *o, const s
   return status;
 }
 
-static g2z_status prepare(g2z_services *services, const options *o, char **inputs, int count) {
-  g2z_tokenizer *tokenizer = NULL;
-  progress shown;
-  char found[4608];
+/* Refuses to write over the shards of an earlier run, and over inputs. */
+static g2z_status check_names(g2z_services *services, const options *o, const source *sources,
+                              int count) {
+  const change with = {"--overwrite", NULL, NULL, NULL};
+  char found[PATH_BYTES];
   size_t old;
+  TRY(g2z_make_directory(services, o->out));
+  TRY(find_set(services, o, sources, count, &old, found));
+  if (old == 0 || o->overwrite) return G2Z_OK;
+  advise(services, o, "", with);
+  return fail(services, G2Z_BAD_ARGUMENT, "%s exists from an earlier run%s: choose another --name "
+              "or --out, or replace the whole set with --overwrite", found,
+              old > 1 ? ", with other files of its set" : "");
+}
+
+/* Reads the vocabulary, or learns it from the sources. */
+static g2z_status make_tokenizer(g2z_services *services, const options *o, const source *sources,
+                                 int count, progress *shown, g2z_tokenizer **tokenizer) {
+  if (o->train_bpe) return learn(services, o, sources, count, shown, tokenizer);
+  TRY(g2z_tokenizer_create(services, o->vocab, tokenizer));
+  const int vocab = g2z_tokenizer_vocab(*tokenizer);
+  if (vocab <= VOCAB_MAX) return G2Z_OK;
+  return fail(services, G2Z_UNSUPPORTED, "%s has %d tokens, but shards hold ids up to %d: use a "
+              "vocabulary of at most %d", o->vocab, vocab, VOCAB_MAX - 1, VOCAB_MAX);
+}
+
+static g2z_status prepare_sources(g2z_services *services, const options *o, const source *sources,
+                                  int count, progress *shown) {
+  g2z_tokenizer *tokenizer = NULL;
+  TRY(check_names(services, o, sources, count));
+  shown->begin = g2z_seconds();
+  shown->verb = "learning";
+  g2z_status status = make_tokenizer(services, o, sources, count, shown, &tokenizer);
+  shown->begin = g2z_seconds();
+  shown->verb = "encoding";
+  if (status == G2Z_OK) status = write_shards(services, o, sources, count, tokenizer, shown);
+  g2z_tokenizer_free(tokenizer);
+  return status;
+}
+
+static g2z_status prepare(g2z_services *services, const options *o, char **inputs, int count) {
+  progress shown;
   int sources;
   memset(&shown, 0, sizeof shown);
-  source *list = (source *)calloc((size_t)count * 2, sizeof *list);
-  if (!list) return fail(services, G2Z_NO_MEMORY, "no memory for %d inputs", count);
-  g2z_status status = list_sources(services, o, inputs, count, list, &sources, &shown.total);
-  if (status == G2Z_OK) status = g2z_make_directory(services, o->out);
-  if (status == G2Z_OK) status = find_set(services, o, list, sources, NULL, &old, found);
-  if (status == G2Z_OK && old && !o->overwrite) {
-    advise(services, o, NULL, "--overwrite", NULL, NULL, NULL);
-    status = fail(services, G2Z_BAD_ARGUMENT, "%s exists from an earlier run%s: choose another "
-                  "--name or --out, or replace the whole set with --overwrite", found,
-                  old > 1 ? ", with other files of its set" : "");
-  }
-  shown.begin = g2z_seconds();
-  shown.verb = "learning";
-  if (status == G2Z_OK)
-    status = o->train_bpe ? learn(services, o, list, sources, &shown, &tokenizer)
-                          : g2z_tokenizer_create(services, o->vocab, &tokenizer);
-  if (status == G2Z_OK && g2z_tokenizer_vocab(tokenizer) > 65536)
-    status = fail(services, G2Z_UNSUPPORTED,
-                  "%s has %d tokens, but shards hold ids up to 65535: use a vocabulary of at most "
-                  "65536", o->vocab, g2z_tokenizer_vocab(tokenizer));
-  shown.begin = g2z_seconds();
-  shown.verb = "encoding";
-  if (status == G2Z_OK) status = write_shards(services, o, list, sources, tokenizer, &shown);
-  g2z_tokenizer_free(tokenizer);
-  free(list);
+  /* one source for each input, then the list: at most two for each */
+  source *given = (source *)calloc((size_t)count * 3, sizeof *given);
+  if (!given) return fail(services, G2Z_NO_MEMORY, "no memory for %d inputs", count);
+  source *list = given + count;
+  g2z_status status = check_inputs(services, o, inputs, count, given, &shown.total);
+  if (status == G2Z_OK) status = list_sources(services, o, given, count, list, &sources);
+  if (status == G2Z_OK) status = prepare_sources(services, o, list, sources, &shown);
+  free(given);
   return status;
 }
 
@@ -1360,7 +1537,8 @@ static g2z_status decode_filter(g2z_services *services, const g2z_tokenizer *tok
     c = getchar();
     if (stop_signal) return fail_stopped(services);
     int digit = c >= '0' && c <= '9';
-    if (digit) id = (id < 0 ? 0 : id * 10) + (c - '0');
+    if (digit && id < 0) id = 0;
+    if (digit) id = id * 10 + (c - '0');
     if (id >= vocab)
       return fail(services, G2Z_FORMAT, "standard input, byte %" PRIu64 ": the id is above %d: use "
                   "the vocabulary that encoded the text", offset, vocab - 1);
@@ -1384,6 +1562,21 @@ static g2z_status decode_filter(g2z_services *services, const g2z_tokenizer *tok
 
 /* ----- main -------------------------------------------------------------- */
 
+static g2z_status run(g2z_services *services, int argc, char **argv, options *o) {
+  g2z_tokenizer *tokenizer;
+  int count = 0;
+  TRY(read_flags(services, argc, argv, o, &count));
+  if (o->help) return G2Z_OK;
+  TRY(settle(services, o, argv + 1, count));
+  if (!o->encode && !o->decode) return prepare(services, o, argv + 1, count);
+  TRY(g2z_tokenizer_create(services, o->vocab, &tokenizer));
+  g2z_status status;
+  if (o->encode) status = encode_filter(services, o, tokenizer);
+  else status = decode_filter(services, tokenizer);
+  g2z_tokenizer_free(tokenizer);
+  return status;
+}
+
 int main(int argc, char **argv) {
   g2z_services services;
   struct sigaction stop;
@@ -1395,21 +1588,9 @@ int main(int argc, char **argv) {
   sigaction(SIGTERM, &stop, NULL);
   sigaction(SIGHUP, &stop, NULL);
   options o = default_options();
-  int count = 0;
   o.words = (char **)calloc((size_t)argc, sizeof *argv);
   for (int i = 0; i < argc && o.words; i++) o.words[o.word_count++] = argv[i];
-  if (status == G2Z_OK) status = read_flags(&services, argc, argv, &o, &count);
-  if (status == G2Z_OK && !o.help) status = settle(&services, &o, argv + 1, count);
-  if (status == G2Z_OK && !o.help && (o.encode || o.decode)) {
-    g2z_tokenizer *tokenizer;
-    status = g2z_tokenizer_create(&services, o.vocab, &tokenizer);
-    if (status == G2Z_OK)
-      status = o.encode ? encode_filter(&services, &o, tokenizer)
-                        : decode_filter(&services, tokenizer);
-    g2z_tokenizer_free(tokenizer);
-  } else if (status == G2Z_OK && !o.help) {
-    status = prepare(&services, &o, argv + 1, count);
-  }
+  if (status == G2Z_OK) status = run(&services, argc, argv, &o);
   if (status != G2Z_OK) fprintf(stderr, "prepare_data: %s%s\n", services.error, advice);
   free(o.words);
   return status == G2Z_OK ? 0 : 1;
