@@ -986,6 +986,8 @@ static void test_prepare_refusals(g2z_test *t) {
       {"echo hello |", "--encode > /dev/full", 1, "cannot write standard output"},
       {"cp in.txt out/train.bin;", "--format raw --out out ./out/train.bin", 1,
        "out/train.bin would overwrite the input "},
+      {"", "--format raw --overwrite --out out - < out/train.bin", 1,
+       "out/train.bin would overwrite the input standard input"},
       {"cmp in.txt out/train.bin && mv out/train.bin out/x.bpe && ",
        "--train-bpe 300 --out out out/x.bpe", 1,
        "out/x.bpe would overwrite the input "},
