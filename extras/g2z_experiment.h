@@ -573,24 +573,60 @@ G2Z_API void g2z_summary_print(const g2z_summary *summary,
 
 #define G2ZX_BARS 64                 /* a page has no room for more */
 
-/* Bars: one group per point, with whiskers and a second figure. Lines: one per series of points,
- * over x, and one for the ideal: y = x, or a figure of the first series. */
-static void g2zx_put_chart(g2z_page *page, const g2z_summary *summary, const g2zx_chart *c,
-                           const g2z_point *const *points, size_t count) {
-  const int bars = c->x == G2ZX_NONE, last = G2Z_CHART_SERIES - (c->more != G2ZX_NONE);
-  const char *labels[G2ZX_BARS], *ideal = c->more == G2ZX_SAME ? "ideal" : "limit";
-  double x[G2Z_CHART_SERIES][G2ZX_BARS], y[G2Z_CHART_SERIES][G2ZX_BARS];
-  double low[G2ZX_BARS], high[G2ZX_BARS], more[G2ZX_BARS];
-  g2z_series series[G2Z_CHART_SERIES];
-  int used = 0;
+/* One group of bars per point: the figure with its whiskers, and a second figure. */
+static void g2zx_put_bars(g2z_page *page, const g2z_summary *summary, const g2zx_chart *c,
+                          const g2z_point *const *points, size_t count) {
+  const char *labels[G2ZX_BARS];
+  double value[G2ZX_BARS], low[G2ZX_BARS], high[G2ZX_BARS], more[G2ZX_BARS];
+  g2z_series series[2];
+  int used = 1;
   memset(series, 0, sizeof series);
   for (size_t i = 0; i < count; i++) {
-    const double at = bars ? 0 : g2zx_figure_of(points[i], c->x);
-    const double value = g2zx_figure_of(points[i], c->y);
+    labels[i] = points[i]->name;
+    value[i] = g2zx_figure_of(points[i], c->y);
+    if (c->more != G2ZX_NONE) more[i] = g2zx_figure_of(points[i], c->more);
+    if (c->low == G2ZX_NONE) continue;
+    low[i] = g2zx_figure_of(points[i], c->low);
+    if (c->high == G2ZX_SPREAD) {
+      const double spread = low[i];
+      low[i] = value[i] - spread;
+      high[i] = value[i] + spread;
+    } else {
+      high[i] = g2zx_figure_of(points[i], c->high);
+    }
+  }
+  series[0].name = g2zx_figures[c->y].heading;
+  series[0].y = value;
+  series[0].count = count;
+  if (c->low != G2ZX_NONE) {
+    series[0].low = low;
+    series[0].high = high;
+  }
+  if (c->more != G2ZX_NONE && g2zx_knows(summary, c->more)) {
+    series[1].name = g2zx_figures[c->more].heading;
+    series[1].y = more;
+    series[1].count = count;
+    used = 2;
+  }
+  const g2z_chart chart = {c->title, c->about, c->x_name, labels, series, used, c->axis,
+                           G2Z_AXIS_AUTO};
+  g2z_page_chart(page, &chart);
+}
+
+/* One line per series of points, over the figure x, and one for the ideal: y = x, or a figure of
+ * the first series. */
+static void g2zx_put_lines(g2z_page *page, const g2zx_chart *c, const g2z_point *const *points,
+                           size_t count) {
+  const int last = G2Z_CHART_SERIES - (c->more != G2ZX_NONE);
+  double x[G2Z_CHART_SERIES][G2ZX_BARS], y[G2Z_CHART_SERIES][G2ZX_BARS], ideal[G2ZX_BARS];
+  g2z_series series[G2Z_CHART_SERIES];
+  int used = 0;
+  for (size_t i = 0; i < count; i++) {
+    const double at = g2zx_figure_of(points[i], c->x), value = g2zx_figure_of(points[i], c->y);
     const char *name = g2zx_figures[c->y].heading;
     int k = 0;
-    if (!bars && (isnan(at) || isnan(value))) continue;
-    if (!bars && points[i]->series[0]) name = points[i]->series;
+    if (isnan(at) || isnan(value)) continue;
+    if (points[i]->series[0]) name = points[i]->series;
     while (k < used && strcmp(series[k].name, name) != 0) k++;
     if (k == last) continue;
     if (k == used) {
@@ -600,26 +636,18 @@ static void g2zx_put_chart(g2z_page *page, const g2z_summary *summary, const g2z
     const size_t place = series[k].count++;
     x[k][place] = at;
     y[k][place] = value;
-    if (k) continue;
-    labels[place] = points[i]->name;
-    more[place] = c->more >= 0 ? g2zx_figure_of(points[i], c->more) : at;
-    if (c->low == G2ZX_NONE) continue;
-    low[place] = g2zx_figure_of(points[i], c->low);
-    high[place] = c->high == G2ZX_SPREAD ? value + low[place] : g2zx_figure_of(points[i], c->high);
-    if (c->high == G2ZX_SPREAD) low[place] = value - low[place];
+    if (k > 0) continue;
+    ideal[place] = at;
+    if (c->more >= 0) ideal[place] = g2zx_figure_of(points[i], c->more);
   }
-  if (!bars && (!used || series[0].count < 2)) return; /* a single x value makes no line */
-  if (c->low != G2ZX_NONE) {
-    series[0].low = low;
-    series[0].high = high;
-  }
-  if (c->more != G2ZX_NONE && (!bars || g2zx_knows(summary, c->more))) {
-    const g2z_series added = {bars ? g2zx_figures[c->more].heading : ideal, x[0], more, NULL, NULL,
-                              series[0].count, bars ? G2Z_MARK_LINE : G2Z_MARK_DASHED};
+  if (!used || series[0].count < 2) return; /* a single x value makes no line */
+  if (c->more != G2ZX_NONE) {
+    const g2z_series added = {c->more == G2ZX_SAME ? "ideal" : "limit", x[0], ideal, NULL, NULL,
+                              series[0].count, G2Z_MARK_DASHED};
     series[used++] = added;
   }
-  const g2z_chart chart = {c->title, c->about, c->x_name, bars ? labels : NULL, series, used,
-                           c->axis, bars ? G2Z_AXIS_AUTO : G2Z_AXIS_ZERO};
+  const g2z_chart chart = {c->title, c->about, c->x_name, NULL, series, used, c->axis,
+                           G2Z_AXIS_ZERO};
   g2z_page_chart(page, &chart);
 }
 
@@ -648,9 +676,11 @@ G2Z_API void g2z_summary_page(const g2z_summary *summary, g2z_page *page) {
   for (const g2z_point *point = summary->points; point < end; point++)
     if (point->outcome != G2Z_OUTCOME_OK)
       g2z_page_text(page, "%s: %s: %s", g2zx_outcomes[point->outcome], point->name, point->reason);
-  for (const g2zx_chart *c = g2zx_charts; c < g2zx_charts + G2Z_COUNT(g2zx_charts) && count; c++)
-    if (c->in >> row->command & 1 && g2zx_knows(summary, c->y))
-      g2zx_put_chart(page, summary, c, points, count);
+  for (const g2zx_chart *c = g2zx_charts; c < g2zx_charts + G2Z_COUNT(g2zx_charts) && count; c++) {
+    if (!(c->in >> row->command & 1) || !g2zx_knows(summary, c->y)) continue;
+    if (c->x == G2ZX_NONE) g2zx_put_bars(page, summary, c, points, count);
+    else g2zx_put_lines(page, c, points, count);
+  }
 }
 
 /* ===== the work of bench =================================================
@@ -767,16 +797,20 @@ G2Z_API void g2z_bench_help(const g2z_bench *o, void (*line)(void *user, const c
   g2z_bench shown;
   char text[128];
   const char *about = g2zx_commands[o->command].about;
-  const int whole = o->command == G2Z_BENCH_step;
   g2zx_default(&shown, o->command, o->help_for);
-  snprintf(text, sizeof text, "bench%s%s: %s", whole ? "" : " ",
-           whole ? "" : g2zx_commands[o->command].name,
-           about ? about : "runs one rank of an experiment; bench itself starts it");
-  line(user, text);
-  if (whole) line(user, "\nSub-commands, each with its own --help:");
-  for (int c = 1; c < G2Z_BENCH_COUNT && whole; c++) {
-    snprintf(text, sizeof text, "  %-12s %s", g2zx_commands[c].name, g2zx_commands[c].about);
-    if (g2zx_commands[c].about) line(user, text);
+  if (!about) about = "runs one rank of an experiment; bench itself starts it";
+  if (o->command == G2Z_BENCH_step) {
+    snprintf(text, sizeof text, "bench: %s", about);
+    line(user, text);
+    line(user, "\nSub-commands, each with its own --help:");
+    for (int c = 1; c < G2Z_BENCH_COUNT; c++) {
+      if (!g2zx_commands[c].about) continue;
+      snprintf(text, sizeof text, "  %-12s %s", g2zx_commands[c].name, g2zx_commands[c].about);
+      line(user, text);
+    }
+  } else {
+    snprintf(text, sizeof text, "bench %s: %s", g2zx_commands[o->command].name, about);
+    line(user, text);
   }
   line(user, "");
   g2z_flags_print(flags, g2zx_flags_of(&shown, flags), line, user);
@@ -787,7 +821,7 @@ G2Z_API void g2z_bench_help(const g2z_bench *o, void (*line)(void *user, const c
  * flags once, because reading moves their directories to the front of argv. */
 G2Z_API g2z_status g2z_bench_read(g2z_services *services, int argc, char **argv,
                                   g2z_context_config *context, g2z_bench *o) {
-  int command = G2Z_BENCH_step, first = 1, rest = 0;
+  int command = G2Z_BENCH_step, first = 1, rest = 0, *directories = NULL;
   g2z_flag flags[G2ZX_FLAGS];
   char word[300];
   if (argc > 1 && argv[1][0] != '-') {
@@ -810,11 +844,12 @@ G2Z_API g2z_status g2z_bench_read(g2z_services *services, int argc, char **argv,
   }
   const int reader = (G2ZX_READERS >> command & 1) != 0;
   g2z_device_kind kind = g2z_device_count(G2Z_DEVICE_CUDA) ? G2Z_DEVICE_CUDA : G2Z_DEVICE_CPU;
+  if (reader) directories = &rest;
   for (int pass = reader; pass < 2; pass++) {
     g2zx_default(o, command, kind);
     if (pass == 0) o->work.steps = 0;
-    G2Z_TRY(g2z_flags_parse(services, flags, g2zx_flags_of(o, flags), argc, argv,
-                            first, reader ? &rest : NULL));
+    G2Z_TRY(g2z_flags_parse(services, flags, g2zx_flags_of(o, flags), argc, argv, first,
+                            directories));
     if (o->device >= 0) kind = (g2z_device_kind)o->device;
     if (pass == 0 && o->tokens && o->work.steps)
       G2Z_REFUSE(services, "--tokens and --steps both set the length: remove one of them");
@@ -825,22 +860,26 @@ G2Z_API g2z_status g2z_bench_read(g2z_services *services, int argc, char **argv,
   if (o->help) return G2Z_OK;
 
   g2z_model_config *model = &o->train.model;
+  const char *named = o->model ? o->model : "gpt2";
   G2Z_TRY(g2z_place_find(services, &context->ranks.place));
   context->ranks.place.unstarted = 0; /* one process can be timed */
   if (o->device >= 0) context->device = (g2z_device_kind)o->device;
   else if (context->device == G2Z_DEVICE_CPU && g2z_device_find_gpu(services) == G2Z_DEVICE)
     g2z_log(services, G2Z_LOG_WARNING, "running on the CPU: %s", services->error);
-  G2Z_TRY(g2z_model_config_named(services, o->model ? o->model : "gpt2", model));
+  G2Z_TRY(g2z_model_config_named(services, named, model));
   if (!o->model && context->device == G2Z_DEVICE_CPU) {
     model->layers = 4;
     model->channels = 128;
     model->heads = 2;
-    model->context = o->work.seq > 128 ? o->work.seq : 128;
+    model->context = 128;
+    if (o->work.seq > 128) model->context = o->work.seq;
     model->vocab = 2048;
   }
   g2z_shape_override(model, &o->shape);
-  o->train.seq = o->work.seq ? o->work.seq : model->context;
-  o->train.dtype = o->dtype >= 0 ? (g2z_dtype)o->dtype : g2z_dtype_default(context->device);
+  o->train.seq = o->work.seq;
+  if (!o->work.seq) o->train.seq = model->context;
+  o->train.dtype = g2z_dtype_default(context->device);
+  if (o->dtype >= 0) o->train.dtype = (g2z_dtype)o->dtype;
   o->train.optimizer.warmup = 0;
   return G2Z_OK;
 }
@@ -851,9 +890,11 @@ G2Z_API g2z_status g2z_zipf_tokens(g2z_services *services, uint64_t seed, int vo
   *out = NULL;
   g2z_status status = G2Z_NEW(services, (size_t)vocab, &below);
   if (status == G2Z_OK) status = G2Z_NEW(services, count, out);
-  if (status != G2Z_OK) count = (size_t)(vocab = 0);
-  for (int r = 0; r < vocab; r++) below[r] = sum += 1.0 / (r + 1);
-  for (size_t i = 0; i < count; i++) {
+  for (int r = 0; r < vocab && status == G2Z_OK; r++) {
+    sum += 1.0 / (r + 1);
+    below[r] = sum;
+  }
+  for (size_t i = 0; i < count && status == G2Z_OK; i++) {
     uint32_t counter[4] = {(uint32_t)(i / 4), (uint32_t)((uint64_t)i >> 34), 0, 0}, bits[4];
     g2z_philox(seed, G2Z_RANDOM_SYNTHETIC, counter, bits);
     double draw = (double)g2z_uniform(bits[i % 4]) * sum;
@@ -943,7 +984,7 @@ static g2z_status g2zx_train_point(g2z_context *context, const g2z_bench *o, g2z
   config.command_line = o->command_line;
   config.git_commit = o->commit;
   config.model_name = o->model;
-  config.val_glob = o->work.val_steps ? o->train.train_glob : NULL;
+  if (o->work.val_steps) config.val_glob = o->train.train_glob;
   config.val_steps = o->work.val_steps;
   G2Z_TRY(g2z_run_create(context, &config, &run));
   g2z_status status = G2Z_OK;
@@ -974,7 +1015,6 @@ static g2z_status g2zx_train_point(g2z_context *context, const g2z_bench *o, g2z
 
 /* Adds the point with the figures of the measured steps. */
 static g2z_status g2zx_add_point(const g2z_bench *o, g2z_stopwatch *w, int world, g2z_summary *s) {
-  const int waits = world > 1; /* a single rank never waits */
   const size_t count = (size_t)w->count;
   const double host_s = (w->ended - w->began) * (double)sysconf(_SC_NPROCESSORS_ONLN);
   const double tokens = (double)o->train.batch * o->train.accum * o->train.seq * world;
@@ -983,9 +1023,8 @@ static g2z_status g2zx_add_point(const g2z_bench *o, g2z_stopwatch *w, int world
   snprintf(p->name, sizeof p->name, "point");
   g2z_figures *f = &p->figures;
   f->steps = w->count;
-  f->train_time_sec = f->exposed_comm_sec = 0;
+  f->train_time_sec = 0;
   for (size_t i = 0; i < count; i++) f->train_time_sec += w->step_s[i];
-  for (size_t i = 0; i < count && waits; i++) f->exposed_comm_sec += w->exposed_s[i];
   f->step_mean_ms = 1e3 * f->train_time_sec / w->count;
   f->step_sd_ms = 1e3 * g2z_deviation(w->step_s, count);
   f->step_p50_ms = 1e3 * g2z_median(w->step_s, count); /* sorts */
@@ -996,10 +1035,14 @@ static g2z_status g2zx_add_point(const g2z_bench *o, g2z_stopwatch *w, int world
   f->cpu_percent = 100 * w->cpu_s / host_s;
   f->began_sec = w->began;
   f->ended_sec = w->ended;
+  f->exposed_comm_sec = f->exposed_comm_ms = f->waited_ms = f->collectives_per_step = 0;
+  if (world > 1) { /* a single rank never waits */
+    for (size_t i = 0; i < count; i++) f->exposed_comm_sec += w->exposed_s[i];
+    f->exposed_comm_ms = 1e3 * g2z_median(w->exposed_s, count); /* sorts */
+    f->waited_ms = 1e3 * g2z_median(w->waited_s, count);
+    f->collectives_per_step = w->collectives;
+  }
   f->exposed_comm_share = f->exposed_comm_sec / f->train_time_sec;
-  f->exposed_comm_ms = waits ? 1e3 * g2z_median(w->exposed_s, count) : 0;
-  f->waited_ms = waits ? 1e3 * g2z_median(w->waited_s, count) : 0;
-  f->collectives_per_step = waits ? w->collectives : 0;
   return G2Z_OK;
 }
 
@@ -1029,9 +1072,12 @@ static g2z_status g2zx_read_list(g2z_services *services, const char *flag, const
   const char *at = text;
   for (out->count = 0;; at++) {
     const size_t length = strcspn(at, ",");
-    double entry = words ? g2z_word_find(words, at, length) : -1;
-    int good = entry >= 0;
-    if (!words && length && !isspace((unsigned char)*at)) { /* strtod would skip spaces */
+    double entry = -1;
+    int good = 0;
+    if (words) {
+      entry = g2z_word_find(words, at, length);
+      good = entry >= 0;
+    } else if (length && !isspace((unsigned char)*at)) { /* strtod would skip spaces */
       char *end;
       entry = strtod(at, &end);
       good = end == at + length && entry >= least && entry <= most;
@@ -1071,16 +1117,32 @@ static const g2zx_collective g2zx_collectives[] = {
     {"reduce", 1, 0, G2Z_CALL_REDUCE, G2Z_OWNER_ROOT},
     {"broadcast", 1, 0, G2Z_CALL_GATHER, G2Z_OWNER_ROOT}};
 
-/* Times a collective of n elements of `size` bytes and adds its point. The time per call
- * is the slowest rank's, as the median of five rounds. The number of calls per round doubles until
- * a round takes 10 ms, up to 1024 calls. */
-static g2z_status g2zx_time_exchange(g2z_comm *comm, const g2zx_collective *c, char *buffer,
-                                     size_t n, size_t size, double copy_rate, double mib,
-                                     double *all, g2z_summary *s) {
+typedef struct g2zx_message {   /* the data that collectives exchange */
+  g2z_comm *comm;
+  char *buffer;                 /* [n] elements of `size` bytes, on the device */
+  size_t n, size;
+  double mib;                   /* n * size as requested: the call rounds n up */
+  double copy_rate;             /* of a plain copy of this size, bytes per second */
+  double *all;                  /* [world]: the time of each rank */
+} g2zx_message;
+
+/* Times a collective of a message, and adds its point. The time per call is the slowest rank's, as
+ * the median of five rounds. The number of calls per round doubles until a round takes 10 ms, up to
+ * 1024 calls. */
+static g2z_status g2zx_time_exchange(const g2zx_message *m, const g2zx_collective *c,
+                                     g2z_summary *s) {
+  g2z_comm *comm = m->comm;
   const double R = comm->world;
   const int slices = c->owner == G2Z_OWNER_SLICES, gathers = slices && c->kind == G2Z_CALL_GATHER;
-  char *own = slices ? buffer + (size_t)comm->rank * (n / (size_t)comm->world * size) : buffer;
-  g2z_call call = g2z_call_of(c->kind, gathers ? buffer : own, gathers ? own : buffer, n);
+  char *own = m->buffer, *to, *from;
+  if (slices) own += (size_t)comm->rank * (m->n / (size_t)comm->world * m->size);
+  to = own;
+  from = m->buffer;
+  if (gathers) {
+    to = m->buffer;
+    from = own;
+  }
+  g2z_call call = g2z_call_of(c->kind, to, from, m->n);
   const g2z_call after = g2z_call_of(G2Z_CALL_AFTER, NULL, NULL, 0);
   const g2z_call mark = g2z_call_of(G2Z_CALL_MARK, NULL, NULL, 0);
   const g2z_call wait = g2z_call_of(G2Z_CALL_WAIT, NULL, NULL, 0);
@@ -1104,24 +1166,24 @@ static g2z_status g2zx_time_exchange(g2z_comm *comm, const g2zx_collective *c, c
     G2Z_TRY(g2z_comm_submit(comm, &wait));
     G2Z_TRY(comm->device->ops->synchronize(comm->device));
     double mine = g2z_seconds() - begin;
-    G2Z_TRY(g2z_ranks_all_gather(comm->ranks, &mine, sizeof mine, all));
-    for (int r = 0; r < comm->world; r++) most = all[r] > most ? all[r] : most;
+    G2Z_TRY(g2z_ranks_all_gather(comm->ranks, &mine, sizeof mine, m->all));
+    for (int r = 0; r < comm->world; r++) most = fmax(most, m->all[r]);
     if (round >= 0) rounds[round] = most / calls;
     if (round == 0 && most < 0.01 && calls < 1024) calls *= 2; /* all ranks see the same `most` */
     else round++;
   }
-  const double seconds = g2z_median(rounds, 5);
-  const double bus = (c->whole + c->others * (R - 1) / R) * (double)(n * size) / seconds;
+  const double seconds = g2z_median(rounds, 5), bytes = (double)(m->n * m->size);
+  const double bus = (c->whole + c->others * (R - 1) / R) * bytes / seconds;
   G2Z_TRY(g2z_summary_add(s, &p));
   snprintf(p->series, sizeof p->series, "%s, %s, %d ranks", c->name,
            comm->gather == G2Z_TRANSPORT_COPY ? "copy engines" : comm->ops->name, comm->world);
-  snprintf(p->name, sizeof p->name, "%s, %g MiB", p->series, mib);
+  snprintf(p->name, sizeof p->name, "%s, %g MiB", p->series, m->mib);
   p->figures.world_size = R;
-  p->figures.message_mib = (double)(n * size) / 1048576.0;
+  p->figures.message_mib = bytes / 1048576.0;
   p->figures.time_us = seconds * 1e6;
   p->figures.bus_gb_per_sec = bus * 1e-9;
-  p->figures.limit_gb_per_sec = copy_rate * 1e-9;
-  p->figures.of_limit = bus / copy_rate;
+  p->figures.limit_gb_per_sec = m->copy_rate * 1e-9;
+  p->figures.of_limit = bus / m->copy_rate;
   return G2Z_OK;
 }
 
@@ -1192,11 +1254,10 @@ static g2z_status g2zx_exchange_over(g2z_context *context, const g2zx_axis *size
   const int half = device->dtype == G2Z_FP16 || device->dtype == G2Z_BF16;
   const size_t size = device->kind == G2Z_DEVICE_CUDA && half ? 2 : 4; /* a CPU has fp32 alone */
   const size_t unit = 8 * (size_t)context->world;
-  double most = 0, copy_rate;
+  double most = 0, *all = NULL;
   g2z_comm *comm;
   g2z_comm_config config;
   void *buffer;
-  double *all;
   for (int i = 0; i < sizes->count; i++) most = fmax(most, sizes->at[i]);
   const size_t bytes = (size_t)(most * 1048576.0) + 64 * (size_t)context->world;
   memset(&config, 0, sizeof config);
@@ -1206,17 +1267,17 @@ static g2z_status g2zx_exchange_over(g2z_context *context, const g2zx_axis *size
   config.gather = config.reduce = transport;
   G2Z_TRY(g2z_comm_create(context->ranks, device, &config, &comm));
   g2z_status status = comm->ops->allocate(comm, bytes, &buffer);
-  g2z_status gained = G2Z_NEW(device->services, (size_t)comm->world, &all);
-  status = g2z_ranks_agree(comm->ranks, status == G2Z_OK ? gained : status);
+  if (status == G2Z_OK) status = G2Z_NEW(device->services, (size_t)comm->world, &all);
+  status = g2z_ranks_agree(comm->ranks, status);
   for (int i = 0; i < sizes->count && status == G2Z_OK && comm->gather == transport; i++) {
-    const size_t n = ((size_t)(sizes->at[i] * 1048576.0) / size + unit - 1) / unit * unit;
-    status = g2zx_copy_rate(comm, n * size, &copy_rate);
+    g2zx_message m = {comm, (char *)buffer, 0, size, sizes->at[i], NAN, all};
+    m.n = ((size_t)(m.mib * 1048576.0) / size + unit - 1) / unit * unit;
+    status = g2zx_copy_rate(comm, m.n * size, &m.copy_rate);
     for (size_t k = 0; k < G2Z_COUNT(g2zx_collectives) && status == G2Z_OK; k++) {
       const g2zx_collective *c = &g2zx_collectives[k];
       const int reduces = comm->reduce == G2Z_TRANSPORT_COPY || c->kind == G2Z_CALL_GATHER;
       if (transport == G2Z_TRANSPORT_COPY && (c->owner != G2Z_OWNER_SLICES || !reduces)) continue;
-      status = g2zx_time_exchange(comm, c, (char *)buffer, n, size, copy_rate, sizes->at[i],
-                                  all, s);
+      status = g2zx_time_exchange(&m, c, s);
     }
   }
   g2z_release(device->services, all);
@@ -1247,13 +1308,15 @@ static g2z_status g2zx_rank(g2z_services *services, const g2z_bench *o,
   const int trains = o->command == G2Z_BENCH_point;
   g2z_context *context;
   g2z_summary *s;
-  if (!o->run_dir || (trains && !o->train.train_glob))
-    G2Z_REFUSE(services, "bench %s needs --run-dir%s. Experiments start it: type bench%s",
-               trains ? "point" : "exchange", trains ? " and --train" : "", trains ? "" : " comm");
+  if (trains && (!o->run_dir || !o->train.train_glob))
+    G2Z_REFUSE(services, "bench point needs --run-dir and --train. Experiments start it: type "
+               "bench");
+  if (!o->run_dir)
+    G2Z_REFUSE(services, "bench exchange needs --run-dir. Experiments start it: type bench comm");
   G2Z_TRY(g2z_context_create(config, &context));
   g2z_status status = g2zx_new_summary(services, o, trains ? "point" : "comm", &s);
-  if (status == G2Z_OK)
-    status = trains ? g2zx_point(context, o, s) : g2zx_exchange(context, o, s);
+  if (status == G2Z_OK && trains) status = g2zx_point(context, o, s);
+  else if (status == G2Z_OK) status = g2zx_exchange(context, o, s);
   if (status == G2Z_OK && context->rank == 0)
     status = g2z_summary_write(s, g2z_path_in(o->run_dir, G2ZX_POINT_FILE).text);
   g2z_context_free(context);
@@ -1320,8 +1383,12 @@ static g2z_status g2zx_check_job(const g2zx_experiment *e, int stage, g2zx_job *
     while (each % train->batch) train->batch--;
     train->accum = each / train->batch;
   }
-  train->strategy = stage < 0 ? G2Z_STRATEGY_DP : G2Z_STRATEGY_ZERO;
-  train->zero_stage = stage < 0 ? 0 : stage;
+  train->strategy = G2Z_STRATEGY_ZERO;
+  train->zero_stage = stage;
+  if (stage < 0) {
+    train->strategy = G2Z_STRATEGY_DP;
+    train->zero_stage = 0;
+  }
   G2Z_TRY(g2z_plan_create(services, train, e->device, 0, j->world, j->world, &plan));
   f->micro_batch = plan->batch;
   f->accum_steps = plan->accum;
@@ -1339,8 +1406,8 @@ static g2z_status g2zx_check_job(const g2zx_experiment *e, int stage, g2zx_job *
     G2Z_TRY(g2z_loader_create(services, &shards, &loader));
     g2z_loader_free(loader);
   }
-  double steps = e->o->tokens ? ceil((double)e->o->tokens / (f->global_batch * f->seq_len))
-                              : j->steps;
+  double steps = j->steps;
+  if (e->o->tokens) steps = ceil((double)e->o->tokens / (f->global_batch * f->seq_len));
   if (steps > G2ZX_STEPS_MAX)
     G2Z_REFUSE(services, "--tokens %.0f makes %.0f steps, and at most %d can be timed: lower it",
                (double)e->o->tokens, steps, G2ZX_STEPS_MAX);
@@ -1363,6 +1430,8 @@ static void g2zx_add_name(char *name, size_t room, const char *part) {
 static g2z_status g2zx_add_job(g2zx_experiment *e, double world, double stage, double dtype,
                                double size) {
   static const char *const stages[] = {"dp", "ZeRO 0", "ZeRO 1", "ZeRO 2", "ZeRO 3"};
+  enum { STAGE, DTYPE, SIZE, RANKS, PARTS };
+  const char *parts[PARTS] = {"", "", "", ""};
   char ranks[32], mib[32];
   if (e->count == G2ZX_JOBS)
     G2Z_REFUSE(e->services, "the lists make more than %d points: shorten one", G2ZX_JOBS);
@@ -1376,16 +1445,17 @@ static g2z_status g2zx_add_job(g2zx_experiment *e, double world, double stage, d
     j->train.dtype = (g2z_dtype)(int)dtype;
     j->train.bucket_mb = (float)size;
     p->figures.world_size = world;
-    p->figures.bucket_mib = size > 0 ? size : NAN;
+    if (size > 0) p->figures.bucket_mib = size;
   }
   snprintf(mib, sizeof mib, "%g MiB", size);
   snprintf(ranks, sizeof ranks, "%d %s%s", j->world,
            e->device == G2Z_DEVICE_CUDA ? "GPU" : "rank", G2Z_PLURAL(j->world));
-  const char *parts[] = {e->stages.count > 1 ? stages[(int)stage] : "",
-                         e->dtypes.count > 1 ? g2z_dtype_text(j->train.dtype) : "",
-                         e->sizes.count > 1 ? mib : "", e->ranks.count > 1 ? ranks : ""};
-  const int on_x = e->row->command == G2Z_BENCH_buckets ? 2 : 3; /* on the x axis of its charts */
-  for (int k = 0; k < (int)G2Z_COUNT(parts); k++) {
+  if (e->stages.count > 1) parts[STAGE] = stages[(int)stage];
+  if (e->dtypes.count > 1) parts[DTYPE] = g2z_dtype_text(j->train.dtype);
+  if (e->sizes.count > 1) parts[SIZE] = mib;
+  if (e->ranks.count > 1) parts[RANKS] = ranks;
+  const int on_x = e->row->command == G2Z_BENCH_buckets ? SIZE : RANKS; /* axis of its charts */
+  for (int k = 0; k < PARTS; k++) {
     if (*parts[k]) g2zx_add_name(p->name, sizeof p->name, parts[k]);
     if (*parts[k] && k != on_x) g2zx_add_name(p->series, sizeof p->series, parts[k]);
   }
@@ -1419,12 +1489,15 @@ static void g2zx_open_smi(g2zx_observer *seen, int world) {
   const char *visible = getenv("CUDA_VISIBLE_DEVICES");
   char only[512] = "", command[800];
   for (int gpu = 0; gpu < world && gpu < G2ZX_WATCHED; gpu++) {
-    int length = visible ? (int)strcspn(visible, ",") : 0;
-    size_t used = strlen(only);
+    const size_t used = strlen(only);
     const char *comma = gpu ? "," : "";
-    if (visible) snprintf(only + used, sizeof only - used, "%s%.*s", comma, length, visible);
-    else snprintf(only + used, sizeof only - used, "%s%d", comma, gpu);
-    if (visible && visible[length]) visible += length + 1;
+    if (!visible) {
+      snprintf(only + used, sizeof only - used, "%s%d", comma, gpu);
+      continue;
+    }
+    const int length = (int)strcspn(visible, ",");
+    snprintf(only + used, sizeof only - used, "%s%.*s", comma, length, visible);
+    if (visible[length]) visible += length + 1;
   }
   snprintf(command, sizeof command, "exec nvidia-smi -i '%s' --loop-ms=200 --format=csv,noheader,"
            "nounits --query-gpu=index,utilization.gpu,memory.used 2> /dev/null", only);
@@ -1518,8 +1591,10 @@ static g2z_status g2zx_run_job(g2zx_experiment *e, g2zx_job *j, int repeat) {
     size_t bytes;
     if (g2z_read_file(e->services, console.text, (size_t)16 << 20, &text, &bytes) == G2Z_OK)
       for (char *at = text; (at = strstr(at, "bench: ")) != NULL; at += 7) last = at;
-    snprintf(result, sizeof result, "exit code %d: %.*s", end.exit_code,
-             (int)strcspn(last + 7, "\n") < 300 ? (int)strcspn(last + 7, "\n") : 300, last + 7);
+    last += strlen("bench: ");
+    int length = (int)strcspn(last, "\n");
+    if (length > 300) length = 300;
+    snprintf(result, sizeof result, "exit code %d: %.*s", end.exit_code, length, last);
     g2zx_give_up(&j->point, G2Z_OUTCOME_FAILED, result);
     g2z_release(e->services, text);
   } else if (status == G2Z_OK &&
@@ -1563,10 +1638,12 @@ static g2z_status g2zx_settle_job(g2zx_experiment *e, g2zx_job *j) {
   double values[G2Z_REPEATS];
   const size_t repeats = (size_t)j->point.repeats;
   const int good = j->point.outcome == G2Z_OUTCOME_OK && repeats > 0;
+  size_t count = 1;
   g2z_point *p;
   if (j->point.outcome == G2Z_OUTCOME_OK && !repeats)
     g2zx_give_up(&j->point, G2Z_OUTCOME_SKIPPED, "bench was stopped before its first run ended");
-  for (size_t k = 0; k < (good ? j->measured[0]->count : 1); k++) {
+  if (good) count = j->measured[0]->count;
+  for (size_t k = 0; k < count; k++) {
     G2Z_TRY(g2z_summary_add(e->s, &p));
     *p = j->point;
     for (size_t r = 0; r < repeats && good; r++)
@@ -1600,18 +1677,21 @@ static g2z_status g2zx_write_tokens(g2zx_experiment *e) {
   for (const g2zx_job *j = e->jobs; j < e->jobs + e->count; j++) {
     const size_t step = (size_t)j->train.batch * (size_t)j->train.accum * (size_t)j->train.seq *
                         (size_t)j->world;
-    const size_t run = step * (size_t)(j->steps + e->o->work.warmup);
-    const size_t most = run < limit ? run : step > limit ? step : limit;
+    size_t most = step * (size_t)(j->steps + e->o->work.warmup);
+    if (most > limit) most = limit;
+    if (most < step) most = step;
     if (j->point.outcome == G2Z_OUTCOME_OK && most > wanted) wanted = most;
   }
   e->tokens = g2z_path_in(e->out, "tokens.bin");
-  G2Z_TRY(g2z_zipf_tokens(e->services, e->o->train.seed, e->o->train.model.vocab,
-                          wanted < block ? wanted + 1 : block, &tokens));
+  wanted++; /* the last target */
+  const size_t drawn = wanted < block ? wanted : block;
+  G2Z_TRY(g2z_zipf_tokens(e->services, e->o->train.seed, e->o->train.model.vocab, drawn, &tokens));
   g2z_status status = g2z_shard_writer_create(e->services, e->tokens.text, G2Z_SHARD_LLMC, 0,
                                               &writer);
-  for (size_t done = 0; done <= wanted && status == G2Z_OK; done += block)
-    status = g2z_shard_writer_append(writer, tokens,
-                                     wanted + 1 - done < block ? wanted + 1 - done : block);
+  for (size_t left = wanted, count; left > 0 && status == G2Z_OK; left -= count) {
+    count = left < block ? left : block;
+    status = g2z_shard_writer_append(writer, tokens, count);
+  }
   if (status == G2Z_OK) status = g2z_shard_writer_commit(writer);
   g2z_shard_writer_free(writer);
   g2z_release(e->services, tokens);
@@ -1667,31 +1747,33 @@ static g2z_status g2zx_open(g2zx_experiment *e, const g2z_context_config *config
   g2z_services *services = e->services;
   const g2z_bench *o = e->o;
   const g2z_bench_work *work = &o->work;
-  const int every = strcmp(work->ranks, "all") == 0;
-  const int all = e->device == G2Z_DEVICE_CUDA ? g2z_device_count(G2Z_DEVICE_CUDA)
-                                               : (int)sysconf(_SC_NPROCESSORS_ONLN);
-  const char *name = g2zx_commands[o->command].name;
+  const double least = e->trains ? 0 : G2ZX_SIZE_LEAST;
+  const char *ranks = work->ranks, *name = g2zx_commands[o->command].name;
   const g2z_place *place = &config->ranks.place;
   time_t now = time(NULL);
   struct tm utc;
-  char text[16];
+  char all[16];
   int there, possible = 0;
   if (place->world > 1)
     G2Z_REFUSE(services, "this process is rank %d of %d, but bench %s starts its ranks itself: "
                "run it once, without mpirun, srun or torchrun", place->rank, place->world, name);
 
   /* The lists of the axes. */
-  snprintf(text, sizeof text, "%d", all);
-  if (every && !all)
-    return g2z_fail(services, G2Z_UNSUPPORTED, "--gpus all: this build finds no GPU to use. To run "
-                    "on the CPU: --device cpu");
-  G2Z_TRY(g2zx_read_list(services, "gpus", every ? text : work->ranks, NULL, 1, 4096, &e->ranks));
+  if (strcmp(ranks, "all") == 0) {
+    int count = (int)sysconf(_SC_NPROCESSORS_ONLN);
+    if (e->device == G2Z_DEVICE_CUDA) count = g2z_device_count(G2Z_DEVICE_CUDA);
+    if (!count)
+      return g2z_fail(services, G2Z_UNSUPPORTED, "--gpus all: this build finds no GPU to use. To "
+                      "run on the CPU: --device cpu");
+    snprintf(all, sizeof all, "%d", count);
+    ranks = all;
+  }
+  G2Z_TRY(g2zx_read_list(services, "gpus", ranks, NULL, 1, 4096, &e->ranks));
   for (int i = 0; i < e->ranks.count; i++)
     if (e->ranks.at[i] != floor(e->ranks.at[i]))
       G2Z_REFUSE(services, "--gpus %.80s: %g is not a whole number of ranks", work->ranks,
                  e->ranks.at[i]);
-  G2Z_TRY(g2zx_read_list(services, "sizes", work->sizes, NULL, e->trains ? 0 : G2ZX_SIZE_LEAST,
-                         65536, &e->sizes));
+  G2Z_TRY(g2zx_read_list(services, "sizes", work->sizes, NULL, least, 65536, &e->sizes));
   /* A --bucket-mb out of its range would not reach the ranks: they would use the default. */
   for (int i = 0; i < e->sizes.count; i++)
     if (e->sizes.at[i] > 0 && e->sizes.at[i] < G2ZX_SIZE_LEAST)
@@ -1738,6 +1820,8 @@ static g2z_status g2zx_run_rounds(g2zx_experiment *e) {
   const g2z_bench *o = e->o;
   const g2z_train_config *t = &o->train;
   const g2z_path path = g2z_path_in(e->out, "run_%s_1", e->s->experiment);
+  const char *unit = "steps";
+  int64_t length = o->work.steps;
   char dtypes[64] = "", word[300];
   int there;
   for (int i = 0; i < e->count; i++) {
@@ -1746,11 +1830,14 @@ static g2z_status g2zx_run_rounds(g2zx_experiment *e) {
     if (!strstr(dtypes, dtype)) g2zx_add_name(dtypes, sizeof dtypes, dtype);
     e->all_runs += o->work.repeats;
   }
+  if (o->tokens) {
+    unit = "tokens";
+    length = o->tokens;
+  }
   if (e->trains)
     snprintf(e->s->work, sizeof e->s->work, "layers %d, channels %d, vocabulary %d, T=%d, %s, "
              "%s %" PRId64 ", warm-up %d, repeats %d", t->model.layers, t->model.channels,
-             t->model.vocab, t->seq, dtypes, o->tokens ? "tokens" : "steps",
-             o->tokens ? o->tokens : o->work.steps, o->work.warmup, o->work.repeats);
+             t->model.vocab, t->seq, dtypes, unit, length, o->work.warmup, o->work.repeats);
   else snprintf(e->s->work, sizeof e->s->work, "%s, repeats %d of 5 rounds each, median; limit: %s",
                 g2z_dtype_text(t->dtype), o->work.repeats,
                 e->device == G2Z_DEVICE_CUDA ? "a copy to another GPU" : "memcpy");
