@@ -638,19 +638,25 @@ typedef struct g2ze_writer {
   int ended;
 } g2ze_writer;
 
+/* Puts the characters that are complete; last: no byte follows, so it puts all. */
+static void g2ze_put_held(g2ze_writer *w, int last) {
+  while (w->count && !w->ended) {
+    const unsigned char *end = w->held + w->count;
+    if (w->count < 4 && !last && !g2z_utf8_length(w->held, end)) break; /* more bytes follow */
+    const g2z_shown shown = g2z_utf8_show(w->held, end);
+    w->ended = w->put(w->user, shown.text, shown.bytes);
+    w->count -= shown.used;
+    memmove(w->held, w->held + shown.used, w->count);
+  }
+}
+
 /* Puts each character after its last byte has arrived. */
 static void g2ze_put(g2ze_writer *w, const unsigned char *text, size_t bytes, int last) {
-  for (size_t i = 0; i <= bytes; i++) {
-    if (i < bytes) w->held[w->count++] = text[i];
-    while (w->count && !w->ended) {
-      const unsigned char *end = w->held + w->count;
-      const int whole = w->count >= 4 || (last && i == bytes) || g2z_utf8_length(w->held, end);
-      if (!whole) break; /* wait for more bytes */
-      const g2z_shown shown = g2z_utf8_show(w->held, end);
-      w->ended = w->put(w->user, shown.text, shown.bytes);
-      memmove(w->held, w->held + shown.used, w->count -= shown.used);
-    }
+  for (size_t i = 0; i < bytes && !w->ended; i++) {
+    w->held[w->count++] = text[i];
+    g2ze_put_held(w, 0);
   }
+  if (last) g2ze_put_held(w, 1);
 }
 
 static int g2ze_each(void *user, int sequence, int32_t token) {

@@ -557,6 +557,14 @@ static void eval_show(eval_heard *want, const void *text, size_t bytes) {
   }
 }
 
+/* Counts its calls and wants no more text. */
+static int eval_stop(void *user, const char *text, size_t bytes) {
+  (void)text;
+  (void)bytes;
+  ++*(int *)user;
+  return 1;
+}
+
 /* An untrained byte model writes any byte. The prompt and the output, shown byte by byte, look like
  * both shown at once. */
 static void test_eval_writes(g2z_test *t) {
@@ -586,6 +594,12 @@ static void test_eval_writes(g2z_test *t) {
   CHECK(t, heard.bytes == want.bytes && memcmp(heard.text, want.text, want.bytes) == 0);
   for (size_t i = 0; i < heard.bytes; i++) controls += heard.text[i] == 0x1b;
   CHECK(t, controls == 0);
+  /* Nothing follows the call that stopped, however long the prompt is. */
+  static char sentence[600];
+  int calls = 0;
+  memset(sentence, 'x', sizeof sentence - 1);
+  CHECK_OK(t, g2z_write_text(model, tokenizer, sentence, 9, &sampling, eval_stop, &calls));
+  CHECK(t, calls == 1);
   g2z_release(&t->services, text);
 }
 
