@@ -64,14 +64,14 @@ G2Z_API void g2z_eval_free(g2z_eval_set *set); /* NULL is fine */
 /* Formats a result: "loss 3.1234 | perplexity 22.7231 | ...". */
 G2Z_API void g2z_eval_text(const g2z_eval *result, char text[200]);
 
+/* Receives generated text: whole characters of UTF-8, without terminal controls; 0 bytes when the
+ * model ends the text. If it returns anything except 0, the generation ends. */
+typedef int (*g2z_text_put)(void *user, const char *text, size_t bytes);
 /* Generates up to `tokens` tokens after a prompt ("": the end-of-text token). `put` receives the
- * prompt, then the text as it is generated: whole characters of UTF-8, without terminal controls.
- * It receives 0 bytes when the model ends the text. The text ends if `put` returns anything except
- * 0. */
+ * prompt, then the text as it is generated. */
 G2Z_API g2z_status g2z_write_text(g2z_model *model, const g2z_tokenizer *tokenizer,
                                   const char *prompt, int tokens, const g2z_sampling *sampling,
-                                  int (*put)(void *user, const char *text, size_t bytes),
-                                  void *user);
+                                  g2z_text_put put, void *user);
 
 #ifdef __cplusplus
 }
@@ -89,6 +89,11 @@ G2Z_API g2z_status g2z_write_text(g2z_model *model, const g2z_tokenizer *tokeniz
 #define G2ZE_TOKENS 8192        /* and at most so many tokens: enough work for a CPU */
 #define G2ZE_ENDINGS 16         /* a question has at most so many */
 #define G2ZE_FILE_MAX ((size_t)1 << 32)
+/* llm.c's files begin with 256 int32; the first one tells their kind, the second is 1. */
+#define G2ZE_HEADER 1024
+#define G2ZE_SHARD 20240520
+#define G2ZE_QUESTIONS 20240522
+#define G2ZE_QUESTION_MARK 65535 /* begins each question */
 
 #ifdef __cplusplus
 extern "C" {
@@ -132,29 +137,38 @@ struct g2z_eval_set {
   int64_t bytes;                /* length of the text; 0: unknown */
 };
 
-/* Adds a row ids[at .. at + count), predicted from `first` on. A row longer than the context keeps
- * its end. A row in which no token counts is not added. */
+/* Adds the row tokens.ids[at .. at + count), whose tokens are predicted from `first` on. If it is
+ * longer than the context, it loses its beginning. A row in which no token counts is not added. */
 static g2z_status g2ze_add(g2z_eval_set *s, size_t at, size_t count, size_t first, double bytes) {
-  const size_t most = (size_t)s->config.context + 1, cut = count > most ? count - most : 0;
+  const size_t most = (size_t)s->config.context + 1;
+  if (count > most) {
+    const size_t cut = count - most;
+    at += cut;
+    count = most;
+    first = first > cut ? first - cut : 1;
+  }
+  int counted = 0;
+  for (size_t i = first; i < count; i++) counted += !(s->tokens.ids[at + i] & G2Z_UNCOUNTED);
+  if (!counted) return G2Z_OK;
   G2Z_TRY(G2Z_GROW(s->services, &s->row, &s->row_capacity, s->rows, s->rows + 1));
   g2ze_row *row = &s->row[s->rows++];
-  row->at = at + cut;
-  row->count = (int)(count - cut);
-  row->first = (int)(first > cut ? first - cut : 1);
-  row->counted = 0;
-  for (int i = row->first; i < row->count; i++)
-    row->counted += !(s->tokens.ids[row->at + (size_t)i] & G2Z_UNCOUNTED);
+  row->at = at;
+  row->count = (int)count;
+  row->first = (int)first;
+  row->counted = counted;
   row->bytes = bytes;
-  row->length = row->counted;
-  if (!row->counted) s->rows--;
+  row->length = counted;
   return G2Z_OK;
 }
 
 /* Adds all tokens from `at` on as windows; the first token is not predicted. */
 static g2z_status g2ze_windows(g2z_eval_set *s, size_t at) {
   const size_t context = (size_t)s->config.context, end = s->tokens.count;
-  for (; at + 1 < end; at += context)
-    G2Z_TRY(g2ze_add(s, at, end - at < context + 1 ? end - at : context + 1, 1, 0));
+  for (; at + 1 < end; at += context) {
+    size_t count = end - at;
+    if (count > context + 1) count = context + 1;
+    G2Z_TRY(g2ze_add(s, at, count, 1, 0));
+  }
   return G2Z_OK;
 }
 
@@ -184,7 +198,8 @@ static g2z_status g2ze_find(const g2z_object *line, const g2ze_format *format, i
   char at[48];
   g2z_json json;
   snprintf(at, sizeof at, format->field[field], i);
-  const char kind = (char)(g2z_object_at(line, at, &json) ? g2z_json_peek(&json) : 'n');
+  char kind = 'n'; /* null counts as missing */
+  if (g2z_object_at(line, at, &json)) kind = (char)g2z_json_peek(&json);
   if (strchr("n[{", kind))
     return g2z_fail(line->services, G2Z_FORMAT, "%s: \"%s\" is missing in this question of %s. "
                     "docs/formats.md lists the fields", line->path, at, format->name);
@@ -197,13 +212,17 @@ static g2z_status g2ze_find(const g2z_object *line, const g2ze_format *format, i
 
 /* The format of which a line has most fields, at least two; NULL: none. */
 static const g2ze_format *g2ze_format_of(const g2z_object *line) {
-  const g2ze_format *best = NULL, *f = g2ze_formats;
+  const g2ze_format *best = NULL;
   g2z_json_text text;
-  for (int n = (int)(sizeof g2ze_formats / sizeof *f), most = 1; n > 0; n--, f++) {
+  int most = 1;
+  for (size_t i = 0; i < G2Z_COUNT(g2ze_formats); i++) {
+    const g2ze_format *format = &g2ze_formats[i];
     int present = 0;
-    for (int k = 0; k < 4 && f->field[k]; k++)
-      present += g2ze_find(line, f, k, 0, &text) == G2Z_OK;
-    if (present > most) most = present, best = f;
+    for (int k = 0; k < 4 && format->field[k]; k++)
+      present += g2ze_find(line, format, k, 0, &text) == G2Z_OK;
+    if (present <= most) continue;
+    most = present;
+    best = format;
   }
   return best;
 }
@@ -213,28 +232,108 @@ static int g2ze_count(const g2z_object *line, const char *path) {
   char at[48];
   g2z_json json;
   int count = 0;
-  if (!path || !strstr(path, ".%d")) return 0;
-  snprintf(at, sizeof at, "%.*s", (int)(strstr(path, ".%d") - path), path);
+  const char *index = path ? strstr(path, ".%d") : NULL;
+  if (!index) return 0;
+  snprintf(at, sizeof at, "%.*s", (int)(index - path), path);
   if (!g2z_object_list(line, at, &json)) return 0;
-  for (; g2z_json_next(&json, ']', NULL); count++) g2z_json_skip(&json);
+  while (g2z_json_next(&json, ']', NULL)) {
+    g2z_json_skip(&json);
+    count++;
+  }
   return count;
+}
+
+/* Writes the text of ending i's row into s->made: [0, *ending) is the context, [*ending, *end) the
+ * ending. */
+static g2z_status g2ze_fill(g2z_eval_set *s, const g2z_object *line, int i, char **ending,
+                            char **end) {
+  const g2ze_format *format = s->format;
+  const char *form = format->row[0];
+  g2z_json_text text;
+  char *to = s->made;
+  if (format->row[1]) form = format->row[i];
+  *ending = to;
+  for (; *form; form++) {
+    char *gap = (char *)memchr(*ending, '_', (size_t)(to - *ending));
+    if (strchr("<>", *form) && !gap)
+      G2Z_REFUSE(s->services, "%s: \"sentence\" has no _, the gap for the options", line->path);
+    if (*form == '%') {
+      form++;
+      G2Z_TRY(g2ze_find(line, format, *form - '0', i, &text));
+      to += g2z_json_unescape(&text, (unsigned char *)to);
+    } else if (*form == '<') {
+      to = gap;
+    } else if (*form == '>') {
+      gap++;
+      gap += g2z_text_white(gap, (size_t)(to - gap));
+      to -= g2z_text_white_end(gap, (size_t)(to - gap));
+      memmove(*ending, gap, (size_t)(to - gap));
+      to -= gap - *ending;
+    } else if (*form == '|') {
+      *to++ = ' ';
+      *ending = to;
+    } else {
+      *to++ = *form;
+    }
+  }
+  *end = to;
+  return G2Z_OK;
+}
+
+/* Adds the row of ending i. */
+static g2z_status g2ze_add_ending(g2z_eval_set *s, g2z_encoder *encoder, const g2z_object *line,
+                                  int i) {
+  const size_t at = s->tokens.count;
+  char *ending, *end;
+  G2Z_TRY(g2ze_fill(s, line, i, &ending, &end));
+  /* White space before an ending belongs to it, as in the harness: GPT-2's tokens begin with a
+   * space. */
+  char *context_end = ending - g2z_text_white_end(s->made, (size_t)(ending - s->made));
+  const size_t known = (size_t)(context_end - s->made);
+  G2Z_TRY(g2z_tokens_reserve(s->services, &s->tokens, at + 1));
+  if (!known) s->tokens.ids[s->tokens.count++] = g2z_tokenizer_eot(s->tokenizer);
+  G2Z_TRY(g2z_encode(encoder, s->made, known, G2Z_ENCODE_DEFAULT, &s->tokens));
+  const size_t first = s->tokens.count - at;
+  G2Z_TRY(g2z_encode(encoder, context_end, (size_t)(end - context_end), G2Z_ENCODE_DEFAULT,
+                     &s->tokens));
+  G2Z_TRY(g2ze_add(s, at, s->tokens.count - at, first, (double)(end - ending)));
+  double characters = 0;
+  for (; ending < end; ending++) characters += (*ending & 0xC0) != 0x80;
+  s->row[s->rows - 1].length = characters;
+  return G2Z_OK;
+}
+
+/* Writes the name of ending i into s->made. *keys: the format's names from the i-th on. */
+static g2z_status g2ze_name(g2z_eval_set *s, const g2z_object *line, int i, const char **keys,
+                            size_t *bytes) {
+  g2z_json_text text;
+  int used = 0;
+  if (**keys == '%') {
+    G2Z_TRY(g2ze_find(line, s->format, 3, i, &text));
+    *bytes = g2z_json_unescape(&text, (unsigned char *)s->made);
+    return G2Z_OK;
+  }
+  sscanf(*keys, "%s%n", s->made, &used);
+  *bytes = strlen(s->made);
+  *keys += used;
+  return G2Z_OK;
 }
 
 /* Adds the question of a line: a row for each ending. */
 static g2z_status g2ze_ask(g2z_eval_set *s, g2z_encoder *encoder, const g2z_object *line) {
-  const g2ze_format *f = s->format;
-  const char *keys = f->keys;
-  const int texts = g2ze_count(line, f->field[2]), names = g2ze_count(line, f->field[3]);
-  int named = 0, used = 0;
+  const g2ze_format *format = s->format;
+  const char *keys = format->keys;
+  const int texts = g2ze_count(line, format->field[2]), names = g2ze_count(line, format->field[3]);
   g2z_json_text text;
-  G2Z_TRY(g2ze_find(line, f, 0, 0, &text));
+  G2Z_TRY(g2ze_find(line, format, 0, 0, &text));
   G2Z_TRY(G2Z_GROW(s->services, &s->question, &s->question_capacity, s->questions,
                    s->questions + 1));
   g2ze_question *question = &s->question[s->questions++];
   question->row = s->rows;
-  /* Every element of the list is an ending: one that is damaged must not end the list. */
-  question->endings = texts > names ? texts : names;
-  if (question->endings < 2) question->endings = 2;
+  /* Every element of the lists is an ending: a damaged one must not end the list. */
+  question->endings = 2;
+  if (question->endings < texts) question->endings = texts;
+  if (question->endings < names) question->endings = names;
   /* A row has a field of the line at most twice, and less than 100 bytes of the format. The name of
    * the right ending comes after it; the harness strips its start. */
   const size_t room = 2 * line->bytes + 100;
@@ -244,59 +343,22 @@ static g2z_status g2ze_ask(g2z_eval_set *s, g2z_encoder *encoder, const g2z_obje
   const size_t white = g2z_text_white(right, right_bytes);
   right += white;
   right_bytes -= white;
+  int named = 0; /* endings that have this name */
   for (int i = 0; i < question->endings; i++) {
-    const size_t at = s->tokens.count;
-    char *to = s->made, *ending = to;
+    size_t bytes;
     if (i == G2ZE_ENDINGS)
       G2Z_REFUSE(s->services, "%s: the question has more than %d endings", line->path, i);
-    for (const char *form = f->row[f->row[1] ? i : 0]; *form; form++) {
-      char *gap = (char *)memchr(ending, '_', (size_t)(to - ending));
-      if (*form == '%') {
-        G2Z_TRY(g2ze_find(line, f, *++form - '0', i, &text));
-        to += g2z_json_unescape(&text, (unsigned char *)to);
-      } else if (*form == '<' && gap) to = gap;
-      else if (*form == '>' && gap) {
-        gap++;
-        gap += g2z_text_white(gap, (size_t)(to - gap));
-        to -= g2z_text_white_end(gap, (size_t)(to - gap));
-        memmove(ending, gap, (size_t)(to - gap));
-        to -= gap - ending;
-      } else if (strchr("<>", *form)) {
-        G2Z_REFUSE(s->services, "%s: \"sentence\" has no _, the gap for the options", line->path);
-      } else {
-        *to++ = (char)(*form == '|' ? ' ' : *form);
-        if (*form == '|') ending = to;
-      }
-    }
-    /* White space before an ending belongs to it, as in the harness: GPT-2's tokens begin with a
-     * space. */
-    size_t known = (size_t)(ending - s->made), end = (size_t)(to - s->made);
-    known -= g2z_text_white_end(s->made, known);
-    G2Z_TRY(g2z_tokens_reserve(s->services, &s->tokens, at + 1));
-    if (!known) s->tokens.ids[s->tokens.count++] = g2z_tokenizer_eot(s->tokenizer);
-    G2Z_TRY(g2z_encode(encoder, s->made, known, G2Z_ENCODE_DEFAULT, &s->tokens));
-    const size_t first = s->tokens.count - at;
-    G2Z_TRY(g2z_encode(encoder, s->made + known, end - known, G2Z_ENCODE_DEFAULT, &s->tokens));
-    G2Z_TRY(g2ze_add(s, at, s->tokens.count - at, first, (double)(to - ending)));
-    double *length = &s->row[s->rows - 1].length;
-    for (*length = 0; ending < to; ending++) *length += (*ending & 0xc0) != 0x80;
-    size_t name;
-    if (*keys == '%') {
-      G2Z_TRY(g2ze_find(line, f, 3, i, &text));
-      name = g2z_json_unescape(&text, (unsigned char *)s->made);
-    } else {
-      sscanf(keys, "%s%n", s->made, &used);
-      name = strlen(s->made);
-      keys += used;
-    }
-    if (name != right_bytes || memcmp(s->made, right, name) != 0) continue;
+    G2Z_TRY(g2ze_add_ending(s, encoder, line, i));
+    G2Z_TRY(g2ze_name(s, line, i, &keys, &bytes));
+    if (bytes != right_bytes || memcmp(s->made, right, bytes) != 0) continue;
     question->label = i;
     named++;
   }
   if (named == 1) return G2Z_OK;
+  if (right_bytes > 40) right_bytes = 40;
   return g2z_fail(s->services, G2Z_FORMAT, "%s: \"%s\" is \"%.*s\", the name of %d endings: give a "
-                  "file with answers, such as the validation split", line->path, f->field[0],
-                  (int)(right_bytes < 40 ? right_bytes : 40), right, named);
+                  "file with answers, such as the validation split", line->path, format->field[0],
+                  (int)right_bytes, right, named);
 }
 
 /* ----- text and documents --------------------------------------------------- */
@@ -314,13 +376,16 @@ static g2z_status g2ze_document(g2z_eval_set *s, g2z_encoder *encoder, const voi
 /* Adds the question of each line that is not blank, or its document, found as by prepare_data. */
 static g2z_status g2ze_lines(g2z_eval_set *s, g2z_encoder *encoder, char *text, size_t bytes) {
   static const char *const fields[] = {"text", "content"};
-  int number = 1;
-  for (size_t at = 0, n; at < bytes; at += n + 1, number++) {
-    char *line = text + at, *end = (char *)memchr(line, '\n', bytes - at);
+  int number = 0;
+  for (size_t at = 0, n; at < bytes; at += n + 1) {
+    char *line = text + at;
     g2z_json json;
     g2z_json_text found[2];
     char label[700];
-    n = end ? (size_t)(end - line) : bytes - at;
+    n = bytes - at;
+    const char *newline = (const char *)memchr(line, '\n', n);
+    if (newline) n = (size_t)(newline - line);
+    number++;
     if (g2z_text_white(line, n) == n) continue;
     snprintf(label, sizeof label, "%.600s, line %d", s->path, number);
     G2Z_TRY(g2z_text_document(s->services, label, line, n, fields, 0, &json, found));
@@ -348,8 +413,9 @@ static g2z_status g2ze_text(g2z_eval_set *s, char *text, size_t bytes) {
   if (!s->tokenizer)
     G2Z_REFUSE(s->services, "%s is text, which needs a tokenizer: give --vocab FILE", s->path);
   G2Z_TRY(g2z_encoder_create(s->services, s->tokenizer, &encoder));
-  g2z_status status = lines ? g2ze_lines(s, encoder, text, bytes)
-                            : g2ze_document(s, encoder, text, bytes);
+  g2z_status status;
+  if (lines) status = g2ze_lines(s, encoder, text, bytes);
+  else status = g2ze_document(s, encoder, text, bytes);
   g2z_encoder_free(encoder);
   return status;
 }
@@ -421,15 +487,16 @@ static double g2ze_bytes(const g2z_eval_set *s, const int32_t *ids, size_t count
     if (sum == 0 && bytes) space = token[0] == ' ';
     sum += bytes;
   }
-  return (double)(sum > 1 && space ? sum - 1 : sum);
+  if (sum > 1 && space) sum--;
+  return (double)sum;
 }
 
 /* Adds one row per ending: the context, then the ending. */
 static g2z_status g2ze_read_questions(g2z_eval_set *s, const char *text, size_t bytes, int count) {
-  if (bytes < 1024)
-    return g2z_fail(s->services, G2Z_FORMAT, "%s ends after %zu of the header's 1024 bytes: make "
-                    "it again with llm.c's dev/data/hellaswag.py", s->path, bytes);
-  g2ze_reader reader = {text + 1024, 0, (bytes - 1024) / 2}, *r = &reader;
+  if (bytes < G2ZE_HEADER)
+    return g2z_fail(s->services, G2Z_FORMAT, "%s ends after %zu of the header's %d bytes: make "
+                    "it again with llm.c's dev/data/hellaswag.py", s->path, bytes, G2ZE_HEADER);
+  g2ze_reader reader = {text + G2ZE_HEADER, 0, (bytes - G2ZE_HEADER) / 2}, *r = &reader;
   const char *context, *ending;
   for (int q = 0; q < count; q++) {
     G2Z_TRY(G2Z_GROW(s->services, &s->question, &s->question_capacity, s->questions,
@@ -441,8 +508,8 @@ static g2z_status g2ze_read_questions(g2z_eval_set *s, const char *text, size_t 
     question->endings = g2ze_next(r);
     question->row = s->rows;
     const size_t known = g2ze_words(r, &context);
-    int whole = mark == 65535 && question->endings > 0 && question->endings <= G2ZE_ENDINGS &&
-                question->label < question->endings && known;
+    int whole = mark == G2ZE_QUESTION_MARK && known && question->endings > 0 &&
+                question->endings <= G2ZE_ENDINGS && question->label < question->endings;
     for (int i = 0; i < question->endings && whole; i++) {
       const size_t at = s->tokens.count, length = g2ze_words(r, &ending);
       whole = length > 0;
@@ -455,11 +522,12 @@ static g2z_status g2ze_read_questions(g2z_eval_set *s, const char *text, size_t 
     if (!whole || size != (int)(2 * (r->at - begin)))
       return g2z_fail(s->services, G2Z_FORMAT, "%s is damaged at byte %zu, in the question after "
                       "number %d: make it again with llm.c's dev/data/hellaswag.py", s->path,
-                      1024 + 2 * begin, number);
+                      G2ZE_HEADER + 2 * begin, number);
   }
-  if (bytes == 1024 + 2 * r->at) return G2Z_OK;
+  const size_t end = G2ZE_HEADER + 2 * r->at;
+  if (bytes == end) return G2Z_OK;
   return g2z_fail(s->services, G2Z_FORMAT, "%s continues after its last question, at byte %zu: "
-                  "make it again with llm.c's dev/data/hellaswag.py", s->path, 1024 + 2 * r->at);
+                  "make it again with llm.c's dev/data/hellaswag.py", s->path, end);
 }
 
 /* ----- a file ------------------------------------------------------------------ */
@@ -468,11 +536,11 @@ static g2z_status g2ze_read(g2z_eval_set *s, char *text, size_t bytes) {
   const char *dot = strrchr(s->path, '.');
   int32_t head[4] = {0, 0, 0, 0};
   if (bytes >= sizeof head && !g2z_text_named(s->path).unpack) memcpy(head, text, sizeof head);
-  if (head[0] == 20240522 && (head[1] != 1 || head[2] < 1))
+  if (head[0] == G2ZE_QUESTIONS && (head[1] != 1 || head[2] < 1))
     return g2z_fail(s->services, G2Z_FORMAT, "%s holds %d question%s in version %d: it must hold "
                     "at least one, in version 1", s->path, head[2], G2Z_PLURAL(head[2]), head[1]);
-  if (head[0] == 20240522) return g2ze_read_questions(s, text, bytes, head[2]);
-  if (head[0] == 20240520) return g2ze_shard(s, text, bytes, 1024);
+  if (head[0] == G2ZE_QUESTIONS) return g2ze_read_questions(s, text, bytes, head[2]);
+  if (head[0] == G2ZE_SHARD) return g2ze_shard(s, text, bytes, G2ZE_HEADER);
   if (dot && strcmp(dot, ".bin") == 0) return g2ze_shard(s, text, bytes, 0);
   return g2ze_text(s, text, bytes);
 }
@@ -539,7 +607,8 @@ static g2z_status g2ze_score(const g2z_eval_set *s, g2ze_row *row, int count, g2
                              const g2ze_batch *batch) {
   int T = 1;
   double mean;
-  for (int i = 0; i < count; i++) T = row[i].count - 1 > T ? row[i].count - 1 : T;
+  for (int i = 0; i < count; i++)
+    if (T < row[i].count - 1) T = row[i].count - 1;
   for (int i = 0; i < count; i++)
     for (int t = 0; t < T; t++) {
       const int32_t *ids = s->tokens.ids + row[i].at + t;
@@ -556,6 +625,48 @@ static g2z_status g2ze_score(const g2z_eval_set *s, g2ze_row *row, int count, g2
   return G2Z_OK;
 }
 
+/* Counts the questions whose right ending has the least loss: in all, per character (or token) of
+ * the ending, and per byte. */
+static void g2ze_choose(const g2z_eval_set *s, g2z_eval *out) {
+  enum { BY_ALL, BY_LENGTH, BY_BYTES, MEASURES };
+  int64_t right[MEASURES] = {0, 0, 0};
+  for (size_t q = 0; q < s->questions; q++) {
+    const g2ze_question *question = &s->question[q];
+    double least[MEASURES] = {INFINITY, INFINITY, INFINITY};
+    int best[MEASURES] = {0, 0, 0};
+    for (int i = 0; i < question->endings; i++) {
+      const g2ze_row *row = &s->row[question->row + (size_t)i];
+      const double per[MEASURES] = {1, row->length, row->bytes};
+      for (int m = 0; m < MEASURES; m++) {
+        const double loss = row->sum / per[m];
+        if (loss < least[m]) {
+          least[m] = loss;
+          best[m] = i;
+        }
+      }
+    }
+    for (int m = 0; m < MEASURES; m++) right[m] += best[m] == question->label;
+  }
+  out->questions = (int64_t)s->questions;
+  out->acc = (double)right[BY_ALL] / (double)s->questions;
+  out->acc_norm = (double)right[BY_LENGTH] / (double)s->questions;
+  out->acc_bytes = NAN;
+  if (s->tokenizer) out->acc_bytes = (double)right[BY_BYTES] / (double)s->questions;
+}
+
+/* The number of rows from `at` on that are scored together: padded to the longest, they have at
+ * most G2ZE_TOKENS tokens, unless it is one row. */
+static size_t g2ze_together(const g2z_eval_set *s, size_t at) {
+  size_t count = 0, longest = 0;
+  while (at + count < s->rows && count < G2ZE_ROWS) {
+    const size_t length = (size_t)s->row[at + count].count;
+    if (length > longest) longest = length;
+    if (count && (count + 1) * longest > G2ZE_TOKENS) break;
+    count++;
+  }
+  return count;
+}
+
 G2Z_API g2z_status g2z_eval_run(g2z_eval_set *s, g2z_model *model,
                                 void (*progress)(void *user, double share), void *user,
                                 g2z_eval *out) {
@@ -568,12 +679,7 @@ G2Z_API g2z_status g2z_eval_run(g2z_eval_set *s, g2z_model *model,
   batch.losses = (float *)(batch.targets + room);
   g2z_status status = G2Z_OK;
   for (size_t at = 0, count; at < s->rows && status == G2Z_OK; at += count) {
-    size_t longest = 0;
-    for (count = 0; at + count < s->rows && count < G2ZE_ROWS; count++) {
-      const size_t length = (size_t)s->row[at + count].count;
-      if (length > longest) longest = length;
-      if (count && (count + 1) * longest > G2ZE_TOKENS) break;
-    }
+    count = g2ze_together(s, at);
     if (progress) progress(user, (double)at / (double)s->rows);
     status = g2ze_score(s, s->row + at, (int)count, model, &batch);
   }
@@ -588,50 +694,34 @@ G2Z_API g2z_status g2z_eval_run(g2z_eval_set *s, g2z_model *model,
     return g2z_fail(s->services, G2Z_DIVERGED, "the loss is %s: numbers in the model are too large "
                     "for its type. Give --dtype fp32", isnan(out->loss) ? "nan" : "infinite");
   out->perplexity = exp(out->loss);
-  out->bits_per_byte = s->bytes ? sum / log(2.0) / (double)s->bytes : NAN;
-  if (!s->questions) return G2Z_OK;
-  /* Count the questions whose right ending has the best score, by each of three measures. */
-  int64_t right[3] = {0, 0, 0};
-  for (size_t q = 0; q < s->questions; q++)
-    for (int by = 0; by < 3; by++) {
-      const g2ze_question *question = &s->question[q];
-      int best = 0;
-      double least = INFINITY;
-      for (int i = 0; i < question->endings; i++) {
-        const g2ze_row *row = &s->row[question->row + (size_t)i];
-        double per = by == 0 ? 1 : by == 1 ? row->length : row->bytes;
-        if (row->sum / per < least) least = row->sum / per, best = i;
-      }
-      right[by] += best == question->label;
-    }
-  out->questions = (int64_t)s->questions;
-  out->acc = (double)right[0] / (double)s->questions;
-  out->acc_norm = (double)right[1] / (double)s->questions;
-  out->acc_bytes = s->tokenizer ? (double)right[2] / (double)s->questions : NAN;
+  out->bits_per_byte = NAN;
+  if (s->bytes) out->bits_per_byte = sum / log(2.0) / (double)s->bytes;
+  if (s->questions) g2ze_choose(s, out);
   return G2Z_OK;
 }
 
 G2Z_API void g2z_eval_text(const g2z_eval *e, char text[200]) {
-  int at = snprintf(text, 200, e->perplexity < 1e6 ? "loss %.4f | perplexity %.2f"
-                                                   : "loss %.4f | perplexity %.3g",
-                    e->loss, e->perplexity);
+  const size_t room = 200;
+  int at = snprintf(text, room, "loss %.4f | perplexity ", e->loss);
+  if (e->perplexity < 1e6) at += snprintf(text + at, room - (size_t)at, "%.2f", e->perplexity);
+  else at += snprintf(text + at, room - (size_t)at, "%.3g", e->perplexity);
   if (!isnan(e->bits_per_byte) && !e->questions)
-    at += snprintf(text + at, 200 - (size_t)at, " | %.4f bits per byte", e->bits_per_byte);
-  at += snprintf(text + at, 200 - (size_t)at, " | %" PRId64 " token%s", e->tokens,
+    at += snprintf(text + at, room - (size_t)at, " | %.4f bits per byte", e->bits_per_byte);
+  at += snprintf(text + at, room - (size_t)at, " | %" PRId64 " token%s", e->tokens,
                  G2Z_PLURAL(e->tokens));
-  if (e->questions)
-    at += snprintf(text + at, 200 - (size_t)at,
-                   " | %" PRId64 " question%s: acc %.4f, acc_norm %.4f", e->questions,
-                   G2Z_PLURAL(e->questions), e->acc, e->acc_norm);
-  if (e->questions && !isnan(e->acc_bytes))
-    snprintf(text + at, 200 - (size_t)at, ", acc_bytes %.4f", e->acc_bytes);
+  if (!e->questions) return;
+  at += snprintf(text + at, room - (size_t)at,
+                 " | %" PRId64 " question%s: acc %.4f, acc_norm %.4f", e->questions,
+                 G2Z_PLURAL(e->questions), e->acc, e->acc_norm);
+  if (!isnan(e->acc_bytes))
+    snprintf(text + at, room - (size_t)at, ", acc_bytes %.4f", e->acc_bytes);
 }
 
 /* ----- writing ----------------------------------------------------------------- */
 
 typedef struct g2ze_writer {
   const g2z_tokenizer *tokenizer;
-  int (*put)(void *user, const char *text, size_t bytes);
+  g2z_text_put put;
   void *user;
   unsigned char held[8];        /* bytes of a character that is incomplete */
   size_t count;
@@ -676,8 +766,7 @@ static int g2ze_each(void *user, int sequence, int32_t token) {
 
 G2Z_API g2z_status g2z_write_text(g2z_model *model, const g2z_tokenizer *tokenizer,
                                   const char *prompt, int tokens, const g2z_sampling *sampling,
-                                  int (*put)(void *user, const char *text, size_t bytes),
-                                  void *user) {
+                                  g2z_text_put put, void *user) {
   g2z_encoder *encoder;
   g2z_tokens ids;
   g2ze_writer w;
