@@ -11,10 +11,10 @@
 #
 # Only the tokens of completions and the end of text count in the loss. Nothing is inserted between
 # prompt and completion. GPT-2's tokens begin with their space: put it into the completion.
-# A sequence is as long as the model's context allows, or as all examples together if these are
-# fewer tokens: then an epoch is one step. Training takes three epochs unless --steps or --epochs is
-# given: 40 questions need --epochs 30 or more. --max-train-steps stops it earlier. It uses all
-# examples. A failure before the training begins leaves no OUT.
+# A sequence is as long as the model's context. If all examples together have fewer tokens, they are
+# one sequence, and an epoch is one step. Training takes three epochs unless --steps or --epochs is
+# given: 40 questions need --epochs 30 or more. --max-train-steps stops it earlier. No example is
+# held back for validation. A failure before the training begins leaves no OUT.
 set -eu
 fail() { echo "finetune.sh: $*" >&2; exit 1; }
 case ${1:-} in -h | --help) sed -n '2,/^set/{/^set/!s/^# \{0,1\}//p;}' "$0"; exit ;; esac
@@ -25,7 +25,8 @@ here=$(dirname "$0")/..
 prepare=${G2Z_PREPARE_DATA:-$here/prepare_data}
 train=${G2Z_TRAIN:-$here/train}
 { [ -x "$prepare" ] && [ -x "$train" ]; } || fail "prepare_data or train is not built: type make"
-[ -f "$weights/config.json" ] || fail "$weights has no config.json: name a directory with weights, or type make gpt2"
+[ -f "$weights/config.json" ] \
+  || fail "$weights has no config.json: name a directory with weights, or type make gpt2"
 [ -f "$data" ] || fail "there is no file $data"
 [ ! -e "$out" ] || fail "$out is there: name a new directory, or remove it"
 length=--epochs=3 batch=1 before=
@@ -55,7 +56,7 @@ trap 'exit 130' INT
 trap 'exit 143' TERM
 "$prepare" --vocab "$vocab" --field prompt,completion --out "$out" \
   --name data --val-fraction 0 "$data"
-# A step needs a token more than its sequences: the target of the last one.
+# A step needs one token more than its sequences have: the target of the last token.
 tokens=$(od -An -tu4 -j8 -N4 "$out/data_train_000000.bin")
 context=$(sed -n 's/.*"n_positions": *\([0-9]*\).*/\1/p' "$weights/config.json")
 seq=$(((tokens - 1) / batch))

@@ -8,11 +8,11 @@
 # OUT      a directory for downloads (OUT/data, 21 GB), checkpoints and results (OUT/run)
 #
 # The same command continues after a stop: whole downloads stay, and the training resumes from its
-# newest checkpoint. llm.c publishes a validation loss of 3.27 to 3.29, and 29.9 % for HellaSwag with
-# likelihood per token; acc_norm of hellaswag_val.jsonl counts per character (docs/formats.md).
-# Hours by the tables of README.md and docs/speed.md: 4.3 on one H100, 2.2 on two.
-# Only --smoke was run. Not run: the downloads, the training on GPUs, and so its loss and score.
-# The tables have no time of 4 or 8 GPUs at this batch size.
+# newest checkpoint. llm.c publishes a validation loss of 3.27 to 3.29, and 29.9 % for HellaSwag
+# with likelihood per token; acc_norm of hellaswag_val.jsonl counts per character (docs/formats.md).
+# The tables of README.md and docs/speed.md give 4.3 hours on one H100 and 2.2 on two; they have no
+# time of 4 or 8 GPUs at this batch size. Only --smoke was run: the downloads, the loss and the
+# score of the training on GPUs were not tested.
 set -euC # C: a redirection creates its file; it does not follow a link that lies there
 fail() { echo "$(basename "$0"): $*" >&2; exit 1; }
 use() { fail "use: $0 [--smoke] [--gpus 1|2|4|8] OUT [FLAGS OF TRAIN...]"; }
@@ -51,8 +51,8 @@ if [ "$smoke" ]; then # a small model, and a place to download from
     rm -rf "$made"
     mkdir -p "$made"
     echo '#version: 0.2' > "$vocab"
-    awk 'BEGIN { for (i = 0; i < 3000; i++) print i % 97 " and " i % 7 " is " i % 97 + i % 7 ".\n" }' \
-      > "$made/text.txt"
+    awk 'BEGIN { for (i = 0; i < 3000; i++)
+                   print i % 97 " and " i % 7 " is " i % 97 + i % 7 ".\n" }' > "$made/text.txt"
     "$prepare" --vocab "$vocab" --split-docs blank --val-tokens 5000 --shard-tokens 30000 \
       --out "$made" --name fineweb "$made/text.txt"
     mv "$made/fineweb_train_000001.bin" "$made/fineweb_train_000002.bin"
@@ -62,8 +62,8 @@ if [ "$smoke" ]; then # a small model, and a place to download from
     done > "$made/questions"
     mv "$made/questions" "$made/hellaswag_val.jsonl"
   fi
-  set -- --layers 2 --channels 64 --context 64 --batch 4 --global-batch 8 --steps $steps --warmup 7 \
-    --val-every 20 --eval-every 30 --save-every 20 --device cpu \
+  set -- --layers 2 --channels 64 --context 64 --batch 4 --global-batch 8 --steps $steps \
+    --warmup 7 --val-every 20 --eval-every 30 --save-every 20 --device cpu \
     --ranks "$gpus" "$@"
 else
   [ -f "$vocab" ] || make -C "$here" vocab
@@ -102,7 +102,8 @@ done
 
 [ "$optimizer" = adamw ] || set -- --optimizer "$optimizer" "$@"
 if [ "$optimizer" = muon ]; then # 8-bit products need a GPU of compute capability 9.0
-  capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | head -n 1) || :
+  capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null \
+    | head -n 1) || :
   if [ "$smoke" ] || [ "$capability" != 9.0 ]; then
     echo "without --fp8 all: this run is not on a GPU with 8-bit products (Hopper)"
   else

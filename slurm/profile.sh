@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs a program that leaves a run directory, and profiles it:
-#     slurm/profile.sh RUN_DIR ./train --run-dir RUN_DIR --train 'data/mine_train_*.bin' --steps 50 ...
+#     slurm/profile.sh RUN_DIR ./train --run-dir RUN_DIR --train 'data/mine_train_*.bin' ...
 # If nsys is installed, the first task of each host runs under it, and RUN_DIR/profiles gets
 #     nsys_JOB_HOST.nsys-rep, .sqlite   for Nsight Systems
 #     nsys_stats_HOST.txt               tables that `./bench profile RUN_DIR` reads
@@ -36,8 +36,8 @@ nsys profile --trace cuda,nvtx,osrt --sample none --force-overwrite true --outpu
 code=$?
 # The stats file gets its name only when it is complete. nsys stats also writes the .sqlite file.
 rm -f "$stats.partial"
-if nsys stats --force-export=true --report nvtx_sum,osrt_sum,cuda_gpu_kern_sum,cuda_gpu_mem_time_sum \
-     "$report.nsys-rep" > "$stats.partial"; then
+tables=nvtx_sum,osrt_sum,cuda_gpu_kern_sum,cuda_gpu_mem_time_sum
+if nsys stats --force-export=true --report $tables "$report.nsys-rep" > "$stats.partial"; then
   mv "$stats.partial" "$stats"
 else
   rm -f "$stats.partial"

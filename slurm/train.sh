@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Starts train on the tasks of a Slurm allocation, one rank per GPU. The .sbatch files next to it
-# request nodes and then run it. Submit them from any directory; paths in variables are relative to it:
+# Starts train on the tasks of a Slurm allocation, one rank per GPU. The .sbatch files next to this
+# script request nodes and then run it. Submit them from any directory; paths in variables are
+# relative to that directory:
 #     RUN_DIR=runs/first \
 #       GPT2_EXTRA_ARGS='--train data/mine_train_*.bin --vocab data/vocab.bpe --model gpt2' \
 #       sbatch slurm/train_4gpu.sbatch
@@ -15,8 +16,8 @@
 #     NSYS=1                     profile the first rank of each host: see slurm/profile.sh
 #     NCCL_LOGS=1                NCCL's log and topology, in the run directory
 #     DIST_DEBUG=1               verbose NCCL, lines labelled with their task, the environment first
-# Exit codes are train's: 0 done, 70 a rank was lost, 75 stopped and saved: submit it again with the
-# same RUN_DIR and --resume latest among GPT2_EXTRA_ARGS.
+# Exit codes are train's: 0 done, 70 a rank was lost, 75 stopped and saved. To continue after 70 or
+# 75, submit it again with the same RUN_DIR and with --resume latest among GPT2_EXTRA_ARGS.
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -33,8 +34,9 @@ fi
 G2Z_SECRET=${G2Z_SECRET:-$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')}
 export G2Z_SECRET
 
-# -K0: the ranks end each other when one fails. srun would end the step at the first exit code that
-# is not 0, even at a 75, while other ranks still exit. --wait: it ends them after so many seconds.
+# The ranks end each other when one fails. Without -K0 srun would end the step at the first exit
+# code that is not 0, even at a 75, while other ranks still exit. --wait limits that time, in
+# seconds.
 launch=(srun -K0 --wait=60)
 program=("$root/train" --run-dir "$run_dir")
 if [[ -n ${MICRO_BATCH_SIZE_PER_GPU:-} ]]; then program+=(--batch "$MICRO_BATCH_SIZE_PER_GPU"); fi

@@ -1,9 +1,9 @@
 #!/bin/bash
 # Runs the tests against deliberate faults (tests/mutants.h) and prints the tests that caught each.
 #   tests/mutants.sh cpu|cuda [NAME...]    all mutants, or these
-# A test counts only if it passes without a mutant. A mutant that no test catches is a failure. An
-# exception is a mutant that exists only in the types in its brackets, if G2Z_TEST_DTYPES leaves
-# them out. One job runs per processor of the CPU, and four on a GPU.
+# A test counts only if it passes without a mutant. A mutant that no test catches is a failure. A
+# mutant with types in brackets exists only in these; if G2Z_TEST_DTYPES has none of them, the
+# mutant is not run. On the CPU as many jobs run at a time as it has processors, on a GPU four.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 device=${1:-cpu}
@@ -21,15 +21,20 @@ job() {
   local mutant=${1% *} name=${1#* } code=0 out
   [[ $mutant == none ]] || export G2Z_MUTANT=$mutant
   out=$(timeout 120 ./test_gpt2 "$name" 2>&1) || code=$?
-  case $code in 0) out=$(tail -n 1 <<< "$out"); [[ $out == "1 passed"* ]] && out=passed || out=skipped ;;
-    124) out="no answer" ;; *) out=caught ;;
+  case $code in
+    0) if [[ $(tail -n 1 <<< "$out") == "1 passed"* ]]; then out=passed; else out=skipped; fi ;;
+    124) out="no answer" ;;
+    *) out=caught ;;
   esac
   echo "$out" > "$TMPDIR/$mutant.$name"
 }
 export -f job
 
 ./test_gpt2 --mutants > "$work/list" || exit 1
-(($#)) && { grep -E "^($(IFS='|'; echo "$*")):" "$work/list" > "$work/some"; mv "$work/some" "$work/list"; }
+if (($#)); then
+  grep -E "^($(IFS='|'; echo "$*")):" "$work/list" > "$work/some"
+  mv "$work/some" "$work/list"
+fi
 absent=0
 while IFS=: read -r name cpu cuda about; do
   types=${cuda%)*}
@@ -61,5 +66,6 @@ while IFS=: read -r name cpu cuda about; do
   printf '%-20s %-62s %s\n' "$name" "${seen:-ALIVE: $about}" \
     "${blind:+not by$blind}"
 done < "$work/list"
-echo "$device: $((caught + alive)) mutants, $caught caught, $alive alive, $absent not applicable, in $((SECONDS - begin)) s"
+echo "$device: $((caught + alive)) mutants, $caught caught, $alive alive," \
+  "$absent not applicable, in $((SECONDS - begin)) s"
 [[ $alive == 0 && -z $bad ]]

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# README is a test: runs the commands of its fenced blocks in order, in an empty clone of this tree.
+# Tests README: runs the commands of its fenced blocks in order, in an empty clone of this tree.
 #     tests/readme.sh [--gpus N] [--limit S] [--make-test] [--keep] [--readme FILE --table FILE]
 #
 # A block without a language holds commands. A block in C is a program: it is written to main.c. A
 # comment that begins with # and three spaces is output: the command above it must print such a
-# line, in which decimals, durations, tokens per second and the number of skipped steps (in fp16) may
-# differ. `...` stands for the flags of the last training, without its --run-dir.
+# line. Decimals, durations, tokens per second and the number of skipped steps (in fp16) may differ.
+# `...` stands for the flags of the last training, without its --run-dir.
 #
-# tests/readme_table.sh has a row for each line that cannot run here, or not as it stands; its
-# reason is printed. Every other line runs as it stands, and must exit with code 0 in time. A row
+# tests/readme_table.sh has a row for each command that is not run, or not as it stands; the row's
+# reason is printed. Every other command runs as it stands, and must exit with code 0 in time. A row
 # that matches nothing in README fails, too.
 #
 #   --gpus N        use N GPUs; 0: run as on a machine without any [all that nvidia-smi finds]
@@ -22,8 +22,8 @@
 # make fetches what VOCAB_URL, DATA_URL and GPT2_URL name in the environment, such as
 # VOCAB_URL=file:/home/me/vocab.bpe. Without them, stand-ins are made from this tree's own text.
 #
-# Prints one line per command: ok, skip or FAIL, its seconds, the command; below it what the table
-# changed. The last line counts them. Exit code 1: some failed. 2: wrong usage.
+# Prints one line per command: ok, skip or FAIL, its seconds, the command; below that line, what the
+# table changed. The last line counts the commands. Exit code 1: some failed. 2: wrong usage.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 root=$PWD

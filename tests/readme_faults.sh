@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# tests/readme.sh must notice faults: runs it on a small README, once as it is and then with one
-# fault at a time. Prints a line per fault. Exit code 1: one was not noticed.
+# Tests tests/readme.sh: runs it on a small README without a fault, and then with one fault at a
+# time, which it must notice. Prints a line per fault. Exit code 1: a fault was not noticed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 work=$(mktemp -d) || exit 1

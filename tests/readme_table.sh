@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2154,SC2016
-# What tests/readme.sh changes in README's commands, and why: it describes the rows. $gpus is the
-# number of GPUs, $make_test is 1 with --make-test. WHEN is 1 or 0.
+# The changes that tests/readme.sh makes in README's commands, and why. That script describes the
+# kinds of rows. $gpus is the number of GPUs, $make_test is 1 with --make-test. WHEN is 1 or 0.
 
 absent() { command -v "$1" > /dev/null && echo 0 || echo 1; }
 no_vocab=$([[ ${VOCAB_URL-} ]]; echo $?) no_data=$([[ ${DATA_URL-} ]]; echo $?)
@@ -34,7 +34,8 @@ swap "$no_nccl" ' -lnccl'          '' 'NCCL is not here'
 skip 1 'docker build'              "it needs Docker's daemon and downloads an image"
 
 # ----- Your own text
-# More tokens than 200 steps take: each end of an epoch would save a checkpoint with --keep-best, too.
+# The text has more tokens than 200 steps take, since with --keep-best the end of an epoch also
+# saves a checkpoint.
 before 1 'my.txt' 'cat docs/*.md gpt2_zero.h extras/*.h tests/*.h > my.txt
 for i in {1..300}; do echo "{\"text\": \"Line $i of JSON lines.\"}"; done > more.jsonl' 'the text'
 leaves 'my.txt'                    'data/mine_train_*.bin' 'data/mine_val_*.bin'

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A room of gpt2_zero.h calls only itself and the rooms above it. This compiles the header cut after
-# each room of implementations: what the rooms so far call must be defined in them.
+# Checks that a room of gpt2_zero.h calls only itself and the rooms above it: compiles the header
+# cut after each room of implementations. The cut must define every function that it calls.
 #     tests/rooms.sh [HEADER]
 # The page, room i00, calls rooms up to i13, so the cuts before i13 leave it out. One call may lead
 # down: room i08 opens g2z__cpu_ops, the table at the end of room i09.

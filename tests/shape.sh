@@ -16,8 +16,8 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 
-# A file may have as many as its row states, or else the row `each`; `all` limits the sums. Rows for
-# files that keep to `each` go. A file with at most three ternaries has no limit of ternaries.
+# The most that a file may have: its row, or, without one, the row `each`. The row `all` limits the
+# sums. A row that is not needed is removed. A file with at most three ternaries always passes.
 limits() {
   cat << 'END'
 #                          ternary  two  comma  params  long
@@ -78,7 +78,7 @@ fi
 for file; do [[ -f $file ]] || usage "there is no file $file"; done
 
 limits | awk -v only="$kind" '
-# The code of a line: without comments, and without what is in strings and characters.
+# Returns the code of a line: without comments, with empty strings and characters.
 function strip(text,  code, mark, end) {
   while (text != "") {
     if (in_comment) {
@@ -106,8 +106,8 @@ function place(kind, line) {
   if (only == kind) printf "%s:%d: %s\n", file, line, source[line]
 }
 
-# Reads on in a statement, a prototype, or the head of a function or block. `text` is what was read
-# of it; what its parentheses and brackets hold is left out.
+# Reads a line of statements, prototypes, and heads of functions and blocks. `text` holds the one
+# that has not ended yet, without what is in its parentheses and brackets.
 function read_code(line,  mark, semicolons) {
   while (match(line, /[][(){};,]/)) {
     mark = substr(line, RSTART, 1)

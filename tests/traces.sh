@@ -11,19 +11,20 @@
 # between the versions: each version resumes from its own checkpoint and tuning file.
 #
 #   --base COMMIT       the version to compare with [dd58b4a]
-#   --base-dir DIR      its sources, unpacked: for a machine without this repository's history
+#   --base-dir DIR      the base's sources, unpacked: for a machine without this repository
 #   --only PATTERN      only configs whose name matches this regular expression
 #   --tolerance X       accept configs of several ranks whose losses differ by up to X, relative
-#   --changed PATTERN   --tolerance holds for these configs of one rank, too: their sums changed, or
-#                       they are named *-tuned and the two tuning files chose different algorithms
-#   --leave-out FIELDS  do not compare these fields of metrics.jsonl (with commas between them): a
-#                       version changes them on purpose. Example: --leave-out val_loss
-#   --speed             time larger models on GPUs instead: both versions alternately, median steps
+#   --changed PATTERN   --tolerance also holds for configs of one rank that match: for sums in
+#                       another order, and for *-tuned, if the versions chose other algorithms
+#   --leave-out FIELDS  do not compare these fields of metrics.jsonl, with commas between them, as
+#                       in --leave-out val_loss: for fields that a version changes on purpose
+#   --speed             time larger models on GPUs instead: the versions alternate; medians of steps
 #   --list              print the configs
 #   --help              print this
 #
 # Prints one line per config: OK, with the weights' sha256; within: --tolerance accepts it; DIFFERS;
-# FAILED; skipped: too few GPUs, or the base has no such flag. The exit code is 0 if some are accepted and none differs or fails.
+# FAILED; skipped: too few GPUs, or the base has no such flag. The exit code is 0 if a config is OK
+# or within, and none differs or fails.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
@@ -103,7 +104,8 @@ gpu1-muon           --optimizer muon --graph on --accum 2
 gpu2-muon-nccl      --optimizer muon --zero 2 --transport nccl --graph on --bucket-mb 0.2
 gpu2-muon-copy      --optimizer muon --zero 1 --transport copy --graph off --dtype bf16
 END
-# These choose algorithms by timing. They are not compared: each version runs them for its table.
+# These choose algorithms by timing. They are not compared: each version runs them to make its own
+# tuning table.
 load tables "$gpu" << 'END'
 gpu1-table          --graph on
 gpu2-table          --graph on --zero 1
