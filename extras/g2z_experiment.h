@@ -964,6 +964,20 @@ static void g2zx_describe(const g2z_device *device, char out[256]) {
   else snprintf(out, 256, "CPU, %ld cores", sysconf(_SC_NPROCESSORS_ONLN));
 }
 
+/* Rank 0 writes what its ranks measured so far. */
+static g2z_status g2zx_write_point(g2z_context *context, const g2z_bench *o, g2z_summary *s) {
+  if (context->rank != 0) return G2Z_OK;
+  return g2z_summary_write(s, g2z_path_in(o->run_dir, G2ZX_POINT_FILE).text);
+}
+
+/* Writes a file that names the machine and has no points yet: an experiment that is stopped, or
+ * whose runs fail, reports its machine, too. */
+static g2z_status g2zx_name_machine(g2z_context *context, const g2z_bench *o,
+                                    const g2z_device *device, g2z_summary *s) {
+  g2zx_describe(device, s->hardware);
+  return g2z_ranks_agree(context->ranks, g2zx_write_point(context, o, s));
+}
+
 /* ----- a point's ranks: bench point ----- */
 
 /* User and system time of all threads of this process. */
@@ -971,7 +985,7 @@ static double g2zx_cpu_s(void) { return (double)clock() / CLOCKS_PER_SEC; }
 
 /* Runs a training, and measures its last o->work.steps steps. */
 static g2z_status g2zx_train_point(g2z_context *context, const g2z_bench *o, g2z_stopwatch *w,
-                                   char hardware[256]) {
+                                   g2z_summary *s) {
   g2z_run_config config = g2z_run_config_default(context->device);
   g2z_run *run;
   g2z_run_event event;
@@ -987,8 +1001,7 @@ static g2z_status g2zx_train_point(g2z_context *context, const g2z_bench *o, g2z
   if (o->work.val_steps) config.val_glob = o->train.train_glob;
   config.val_steps = o->work.val_steps;
   G2Z_TRY(g2z_run_create(context, &config, &run));
-  g2z_status status = G2Z_OK;
-  g2zx_describe(g2z_run_trainer(run)->device, hardware);
+  g2z_status status = g2zx_name_machine(context, o, g2z_run_trainer(run)->device, s);
   w->began = g2z_seconds();
   w->cpu_s = g2zx_cpu_s();
   event.kind = G2Z_RUN_STEP;
@@ -1049,7 +1062,7 @@ static g2z_status g2zx_add_point(const g2z_bench *o, g2z_stopwatch *w, int world
 static g2z_status g2zx_point(g2z_context *context, const g2z_bench *o, g2z_summary *s) {
   g2z_stopwatch w;
   g2z_status status = g2z_stopwatch_open(context->services, o->work.steps, &w);
-  if (status == G2Z_OK) status = g2zx_train_point(context, o, &w, s->hardware);
+  if (status == G2Z_OK) status = g2zx_train_point(context, o, &w, s);
   if (status == G2Z_OK) status = g2z_stopwatch_ranks(context, &w);
   if (status == G2Z_OK) status = g2zx_add_point(o, &w, context->world, s);
   g2z_release(context->services, w.step_s);
@@ -1295,9 +1308,9 @@ static g2z_status g2zx_exchange(g2z_context *context, const g2z_bench *o, g2z_su
   if (status == G2Z_OK)
     status = g2z_device_create(services, context->device, o->train.dtype, o->train.dtype, &device);
   status = g2z_ranks_agree(context->ranks, status);
+  if (status == G2Z_OK) status = g2zx_name_machine(context, o, device, s);
   for (int i = G2Z_TRANSPORT_NCCL; i <= G2Z_TRANSPORT_COPY && status == G2Z_OK; i++)
     status = g2zx_exchange_over(context, &sizes, device, (g2z_transport)i, s);
-  if (status == G2Z_OK) g2zx_describe(device, s->hardware);
   g2z_device_free(device);
   return status;
 }
@@ -1317,8 +1330,7 @@ static g2z_status g2zx_rank(g2z_services *services, const g2z_bench *o,
   g2z_status status = g2zx_new_summary(services, o, trains ? "point" : "comm", &s);
   if (status == G2Z_OK && trains) status = g2zx_point(context, o, s);
   else if (status == G2Z_OK) status = g2zx_exchange(context, o, s);
-  if (status == G2Z_OK && context->rank == 0)
-    status = g2z_summary_write(s, g2z_path_in(o->run_dir, G2ZX_POINT_FILE).text);
+  if (status == G2Z_OK) status = g2zx_write_point(context, o, s);
   g2z_context_free(context);
   g2z_summary_free(s);
   return status;
@@ -1546,12 +1558,24 @@ static void g2zx_fill_watched(const g2zx_observer *seen, const g2z_job_end *end,
   f->peak_memory_gib = most / 1073741824.0;
 }
 
+/* Takes the machine's name from the file of a job's ranks, which may be missing or have no points
+ * yet. */
+static void g2zx_get_machine(g2zx_experiment *e, const char *path) {
+  char hardware[sizeof e->s->hardware] = "";
+  g2z_object file;
+  if (g2z_object_read(e->services, path, &file) == G2Z_OK)
+    g2z_object_copy(&file, "hardware", hardware, sizeof hardware);
+  g2z_object_free(&file);
+  if (*hardware) memcpy(e->s->hardware, hardware, sizeof hardware);
+}
+
 /* Starts the ranks of a job, waits for them and logs a line. A rank's failure is the point's
  * outcome, not a failure here. G2Z_STOPPED: a signal ended the ranks; the run does not count. */
 static g2z_status g2zx_run_job(g2zx_experiment *e, g2zx_job *j, int repeat) {
   const int number = e->runs + 1;
   const g2z_path run_dir = g2z_path_in(e->out, "run_%s_%d", e->s->experiment, number);
   const g2z_path console = g2z_path_in(run_dir.text, "console.txt");
+  const g2z_path written = g2z_path_in(run_dir.text, G2ZX_POINT_FILE);
   const char *first[] = {"bench", g2zx_commands[e->row->measures].name};
   char result[500], left[32] = "";
   g2z_flag flags[G2ZX_FLAGS];
@@ -1581,6 +1605,7 @@ static g2z_status g2zx_run_job(g2zx_experiment *e, g2zx_job *j, int repeat) {
   double begin = g2z_seconds();
   g2z_status status = g2z_ranks_run(e->services, &job, &end);
   double wall_s = g2z_seconds() - begin;
+  if (status == G2Z_OK) g2zx_get_machine(e, written.text);
   if (status == G2Z_OK && end.signal && end.exit_code != 0) {
     g2zx_stop = end.signal;
     status = g2zx_check_stop(e);
@@ -1598,8 +1623,7 @@ static g2z_status g2zx_run_job(g2zx_experiment *e, g2zx_job *j, int repeat) {
     g2zx_give_up(&j->point, G2Z_OUTCOME_FAILED, result);
     g2z_release(e->services, text);
   } else if (status == G2Z_OK &&
-             g2z_summary_read(e->services, g2z_path_in(run_dir.text, G2ZX_POINT_FILE).text,
-                              &measured) != G2Z_OK)
+             g2z_summary_read(e->services, written.text, &measured) != G2Z_OK)
     g2zx_give_up(&j->point, G2Z_OUTCOME_FAILED, e->services->error);
   for (size_t i = 0; measured && i < measured->count; i++) {
     g2zx_fill_watched(&seen, &end, &measured->points[i].figures);
@@ -1617,7 +1641,6 @@ static g2z_status g2zx_run_job(g2zx_experiment *e, g2zx_job *j, int repeat) {
     e->all_runs -= e->o->work.repeats - repeat - 1; /* no further repeats */
   } else {
     const g2z_figures *f = &measured->points[0].figures;
-    memcpy(e->s->hardware, measured->hardware, sizeof e->s->hardware);
     if (e->trains)
       snprintf(result, sizeof result, "%.0f tokens/s, %.2f ms per step, %.1f s", f->tokens_per_sec,
                f->step_p50_ms, wall_s);

@@ -404,6 +404,7 @@ static void test_bench_failing(g2z_test *t) {
   CHECK(t, s->count == 2 && s->points[1].outcome == G2Z_OUTCOME_FAILED);
   CHECK(t, strstr(s->points[1].reason, "token 64"));
   CHECK(t, s->points[1].repeats == 1); /* no retry */
+  CHECK_HAS(t, s->hardware, "CPU, ");
   /* A report that cannot be written is printed. */
   CHECK_HAS(t, test_bench(t, 1, "scaling %s --gpus 1 --global-batch 1 --repeats 1 --steps 3000 "
                           "--out $D/full 2>&1 & until [ -d $D/full/run_scaling_1 ]; do :; done; "
@@ -411,31 +412,34 @@ static void test_bench_failing(g2z_test *t) {
             "\n| 1 rank | 1 | 1 | 1 | ", "bench: cannot ");
 }
 
-/* A signal while ranks run, and one while tokens are written: a report lists the finished
- * points. */
+/* A signal while ranks run, before and after a run has ended, and one while tokens are written: the
+ * report lists the finished points and names the machine. */
 static void test_bench_stopped(g2z_test *t) {
-  static const struct { const char *name, *flags, *when; int runs; } cases[] = {
-      {"scaling", "--gpus 1,2 --global-batch 2 --batch 1 --repeats 9",
-       "-e $D/run_scaling_2/train.log", 1},
+  static const struct { const char *name, *flags, *when, *machine; int runs; } cases[] = {
+      {"scaling", "--steps 3000 --gpus 1,2 --global-batch 2 --batch 1 --repeats 9",
+       "-e $D/run_scaling_2/train.log", "CPU, ", 1},
+      {"strategies", "--steps 3000000 --gpus 1 --zero 0", "-s $D/run_strategies_1/metrics.jsonl",
+       "CPU, ", 0},
       {"matrix", "--gpus 1 --zero 1 --dtype fp32 --batch 8192 --tokens 33554432",
-       "-e $D/tokens.bin.partial", 0}};
+       "-e $D/tokens.bin.partial", "unknown", 0}};
   char output[16384];
   test_write_file(t, test_path(t, "x.bin"), "no shard\n", 9);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     const char *line = test_text(
         "D='%s'; export OMP_WAIT_POLICY=passive; "
         "%s %s --device cpu --layers 1 --channels 16 --heads 2 --vocab-size 64 --seq 8 "
-        "--warmup 0 %s %s --out $D 2>&1 & p=$!; "
+        "--warmup 0 %s --out $D 2>&1 & p=$!; "
         "until [ %s ] || ! kill -0 $p 2> /dev/null; do :; done; "
         "%s %s --device cpu --out $D 2>&1; kill -TERM $p; wait $p",
-        test_path(t, cases[i].name), test_bench_program(), cases[i].name, i ? "" : "--steps 3000",
-        cases[i].flags, cases[i].when, test_bench_program(), cases[i].name);
+        test_path(t, cases[i].name), test_bench_program(), cases[i].name, cases[i].flags,
+        cases[i].when, test_bench_program(), cases[i].name);
     CHECK(t, test_shell(line, output, sizeof output) == 1);
     CHECK_HAS(t, output, "bench: another program uses ", /* the same --out */
               test_text("bench: stopped by signal 15: the report holds %d of ", cases[i].runs));
     CHECK(t, test_files_count(t, test_text("%s/tokens.bin", cases[i].name)) == 0);
     g2z_summary *s = test_bench_summary(t, cases[i].name);
     CHECK_HAS(t, s->work, test_text(", stopped by signal 15 after %d of ", cases[i].runs));
+    CHECK_HAS(t, s->hardware, cases[i].machine); /* no rank ran: it is not known */
     for (int k = 0; k < (int)s->count; k++) { /* the first points are measured */
       const g2z_point *p = &s->points[k];
       int measured = k < cases[i].runs;
