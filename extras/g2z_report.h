@@ -19,8 +19,9 @@
  * CONTENTS: report (pages, charts, TensorBoard, JSON, runs, profiles); statistics and comparisons
  *
  * In a run directory it reads metrics.jsonl, training_metrics.json, launcher_metadata.json,
- * RUN_FAILED.json, sample.txt, and in profiles/ nsys_stats_*.txt and timers_*.txt. It writes
- * report.html, events.out.tfevents.*, and in profiles/ timers_*.txt and profile_summary.json. */
+ * RUN_FAILED.json, train.log, sample.txt, and in profiles/ nsys_stats_*.txt and timers_*.txt. It
+ * writes report.html, events.out.tfevents.*, and in profiles/ timers_*.txt and
+ * profile_summary.json. */
 
 #ifndef G2Z_REPORT_INCLUDED
 #define G2Z_REPORT_INCLUDED
@@ -126,9 +127,10 @@ typedef struct g2z_metrics {
 #undef X
 } g2z_metrics;
 
-/* Writes run_dir/report.html: curves from metrics.jsonl, and facts from training_metrics.json or,
- * until the run has written that, from launcher_metadata.json. A file that is damaged or is not a
- * run's is a failure; then nothing is written. */
+/* Writes run_dir/report.html: curves from metrics.jsonl, settings that a resume changed from
+ * train.log, and facts from training_metrics.json or, until the run has written that, from
+ * launcher_metadata.json. A file that is damaged or is not a run's is a failure; then nothing is
+ * written. */
 G2Z_API g2z_status g2z_report_run(g2z_services *services, const char *run_dir);
 
 /* Writes run_dir/profiles/timers_HOST.txt: the times of spans, formatted like the NVTX ranges of
@@ -1455,21 +1457,64 @@ typedef struct g2zp_run {
   g2zp_curves curves;
   g2z_object metrics, launcher, failure;
   char *sample;                      /* the text that the model generated last; NULL: none */
+  char *log;                         /* train.log; NULL: none */
 } g2zp_run;
 
-static g2z_status g2zp_run_read(g2z_services *services, const char *run_dir, g2zp_run *run) {
-  const g2z_path sample = g2z_path_in(run_dir, "sample.txt");
+/* Reads a file of the run. *out stays NULL if it does not exist. */
+static g2z_status g2zp_run_text(g2z_services *services, const char *run_dir, const char *name,
+                                char **out) {
+  const g2z_path path = g2z_path_in(run_dir, "%s", name);
   size_t bytes;
   int there;
+  G2Z_TRY(g2z_is_there(services, path.text, &there));
+  if (!there) return G2Z_OK;
+  return g2z_read_file(services, path.text, (size_t)1 << 40, out, &bytes);
+}
+
+static g2z_status g2zp_run_read(g2z_services *services, const char *run_dir, g2zp_run *run) {
   G2Z_TRY(g2zp_check_directory(services, run_dir));
   G2Z_TRY(g2zp_curves_read(services, run_dir, &run->curves));
   G2Z_TRY(g2zp_read_run(services, run_dir, &run->metrics));
   G2Z_TRY(g2z_object_read(services, g2z_path_in(run_dir, "launcher_metadata.json").text,
                           &run->launcher));
   G2Z_TRY(g2z_object_read(services, g2z_path_in(run_dir, "RUN_FAILED.json").text, &run->failure));
-  G2Z_TRY(g2z_is_there(services, sample.text, &there));
-  if (there) G2Z_TRY(g2z_read_file(services, sample.text, 1 << 26, &run->sample, &bytes));
-  return G2Z_OK;
+  G2Z_TRY(g2zp_run_text(services, run_dir, "train.log", &run->log));
+  return g2zp_run_text(services, run_dir, "sample.txt", &run->sample);
+}
+
+/* Puts a table of the settings that a resume changed. train.log has a line for each of them, "TIME
+ * [warning: ]NAME changed since the checkpoint: OLD -> NEW[; MORE]". The next line "TIME  resumed
+ * after step N, from ..." ends the resume. */
+static void g2zp_page_resumes(g2z_page *page, const char *log) {
+  static const char *const headers[] = {"setting", "resumed after step", "before", "since then"};
+  static const char warning[] = "warning: ";
+  int rows = 0;
+  for (const char *begin = log, *end; (end = strstr(begin, "  resumed after step ")) != NULL;
+       begin = end + 1) {
+    int64_t step = 0;
+    sscanf(end, "  resumed after step %" SCNd64, &step);
+    for (const char *line = begin; line < end; line += strcspn(line, "\n") + 1) {
+      char name[96], old[64], now[64];
+      const char *text = line + strcspn(line, " \n");
+      if (strncmp(text, "  ", 2) != 0) continue;
+      text += 2;
+      if (strncmp(text, warning, strlen(warning)) == 0) text += strlen(warning);
+      if (sscanf(text, "%95[^:\n]: %63s -> %63[^;\n]", name, old, now) != 3) continue;
+      char *verb = strstr(name, " changed since the checkpoint");
+      if (!verb) continue;
+      *verb = 0;
+      if (rows == 0) {
+        g2z_page_heading(page, "Settings that a resume changed");
+        g2z_page_text(page, "The settings above are those of the run's last start.");
+        g2z_page_table(page, (int)G2Z_COUNT(headers), headers);
+      }
+      g2z_page_cell(page, "%s", name);
+      g2z_page_cell(page, "%" PRId64, step);
+      g2z_page_cell(page, "%s", old);
+      g2z_page_cell(page, "%s", now);
+      rows++;
+    }
+  }
 }
 
 static void g2zp_run_page(g2z_page *page, const g2zp_run *run) {
@@ -1515,6 +1560,7 @@ static void g2zp_run_page(g2z_page *page, const g2zp_run *run) {
     g2zp_page_number(page, "perplexity", exp(loss));
   }
   g2zp_page_curves(page, curves, 1);
+  if (run->log) g2zp_page_resumes(page, run->log);
 
   g2z_page_heading(page, "Curves");
   g2zp_page_curves(page, curves, 0);
@@ -1550,6 +1596,7 @@ G2Z_API g2z_status g2z_report_run(g2z_services *services, const char *run_dir) {
   g2z_page_free(page);
   g2z_release(services, run.curves.column[0]);
   g2z_release(services, run.sample);
+  g2z_release(services, run.log);
   g2z_object_free(&run.metrics);
   g2z_object_free(&run.launcher);
   g2z_object_free(&run.failure);

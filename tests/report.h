@@ -179,6 +179,7 @@ static void test_run_report(g2z_test *t) {
             "<th>training loss", "<dt>parameters</dt><dd>", "<dt>loss of the last step</dt><dd>",
             "<dt>perplexity</dt><dd>", "<h2>Sample</h2>\n<pre>\nsample after step ");
   CHECK(t, test_times(text, "<tr><td>") == 2); /* two epochs */
+  CHECK(t, !strstr(text, "that a resume changed"));
   test_sh(t, "rm run/report.html && cp -r run kept");
   for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++) {
     test_write_file(t, test_at(t, "run/%s", foreign[i].name), foreign[i].text,
@@ -196,6 +197,23 @@ static void test_run_report(g2z_test *t) {
   test_sh(t, "rm run/report.html");
   CHECK_NO_MEMORY(t, 8, 500, g2z_report_run(&t->services, s.run_dir),
                   test_files_count(t, "run/*.partial") == 0);
+  /* The facts are of the last start. A table has the settings that each resume changed. */
+  test_run_seen seen;
+  s = test_run_prepare(t, "resumed");
+  s.config.save_weights = NULL;
+  s.config.save_every = 1;
+  s.config.resume = "latest";
+  for (int start = 0; start < 4; start++) { /* two resumes of three change something */
+    s.config.max_train_steps = 1 + start;
+    s.config.train.batch = start < 1 ? 1 : 2;
+    s.config.train.optimizer.clip = start < 3 ? 1.0f : 0.5f;
+    CHECK_OK(t, test_run_all(t, &s.config, &seen));
+  }
+  text = test_read(t, "resumed/report.html");
+  CHECK_HAS(t, text, "<h2>Settings that a resume changed</h2>",
+            "<tbody>\n<tr><td>batch<td>1<td>1<td>2</tr>\n",
+            "<tr><td>sequences per step<td>1<td>2<td>4</tr>\n"
+            "<tr><td>clip<td>3<td>1<td>0.5</tr>\n</tbody>");
 }
 
 /* A new file of a run, whose directory it makes. */
