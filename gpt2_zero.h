@@ -1013,7 +1013,9 @@ G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, c
  *   operands of logits,           e4m3       in training only: rows of h times powers of two,
  *     fp8=logits                             wte times 32. Hopper's 8-bit sums keep 14 bits
  *   operands of qkv, attproj,     e4m3       in training only: inputs times 4, weights times 32;
- *     fc, fcproj, fp8=forward                clamped to 448, the largest of e4m3
+ *     fc, fcproj, fp8=forward                clamped to 448, the largest of e4m3. A step counts
+ *                                            inputs of 108 or more and weights, wte's too, of 13.5
+ *                                            or more, which become 448: see g2z_report
  *   gradients that enter qkv,     e5m2       clamped to 57344. Weight gradients multiply them by
  *     fc, fcproj, fp8=all                    the inputs in e4m3
  *   operands of the LM head's     e4m3       h times 2^9 over its row's sum of exponentials, wte
@@ -1070,12 +1072,16 @@ typedef struct g2z_step_state {
   int64_t normed;            /* number of norms in the statistics, at most 100 */
   int32_t spikes_in_row;
   int32_t spikes;            /* in total; `skipped` counts them, too */
+  int64_t clamped_inputs;    /* last step: numbers that 8 bits clamp, as in g2z_report */
+  int64_t clamped_weights;
 } g2z_step_state;
 
 /* The ranks' votes on a step that is about to end: one row of doubles per rank. */
 enum {
   G2Z_VERDICT_LOSS,          /* sum of the losses of its tokens, all micro-steps together */
   G2Z_VERDICT_SQUARES,       /* sum of squares of the gradients that the rank owns */
+  G2Z_VERDICT_CLAMPED_INPUTS,  /* numbers that its forward passes clamped in 8 bits */
+  G2Z_VERDICT_CLAMPED_WEIGHTS, /* the same for weights: all ranks count the same ones */
   G2Z_VERDICT_STATUS,        /* the rank's g2z_status; not G2Z_OK: the step is skipped */
   G2Z_VERDICT_STOP,          /* 1: the rank was asked to stop */
   G2Z_VERDICT_MASKED,        /* targets of -1: gradients and losses are means over the others */
@@ -1248,6 +1254,10 @@ typedef struct g2z_ops {
    * Then its 8-bit rows [N,n] and, after them, columns [n,N] replace it. Columns have another
    * order of tokens within each 128. Only products with 8-bit operands read such a tensor.
    *
+   * An op that rounds inputs or weights of a forward product to e4m3 adds the number of those that
+   * become 448 or are NaN to *device->clamped_inputs or *device->clamped_weights. Inputs count
+   * where they are rounded: in the op that writes `narrow`; on a CPU in the product.
+   *
    * y[N,C] act = (x - mean) * rstd * w + b, also narrow; mean[N], rstd[N] f32: for backward. */
   g2z_status (*layernorm_fwd)(g2z_device *device, void *y, void *narrow, float *mean, float *rstd,
                               const void *x, const void *w, const void *b, int N, int C);
@@ -1388,6 +1398,8 @@ struct g2z_device {
   g2z_fp8 fp8;                 /* products of training in 8 bits; initially NONE */
   const g2z_narrow_weight *narrow; /* the caller's memory */
   int narrow_count;            /* 0: each 8-bit product rounds its own weight */
+  double *clamped_inputs;      /* device: counters; NULL: nothing is counted */
+  double *clamped_weights;
   g2z_device_info info;
   void *backend;               /* the backend's private state */
   struct g2z__timers *timers;  /* of spans; NULL: not timed */
@@ -1689,6 +1701,9 @@ typedef struct g2z_report {
   int64_t loss_step;     /* the step that the fields below belong to; 0: none is finished yet */
   float loss;            /* mean over the targets of the global batch that count; NaN: none does */
   int64_t counted;       /* number of targets that count */
+  /* Numbers that forward clamps in 8 bits, or NaN. Inputs of products: 108 or more, on all ranks
+   * and in all micro-steps. Weights: 13.5 or more; each counts once. Both are 0 without fp8. */
+  int64_t clamped_inputs, clamped_weights;
   float grad_norm;       /* before clipping. Not finite, or counted 0: the step was skipped */
   float lr;
   float loss_scale;      /* loss scale of the step */
@@ -2201,17 +2216,21 @@ G2Z__PRIVATE g2z__pass g2z__trainer_pass(const g2z_trainer *t, int m) {
   return pass;
 }
 
-/* Zeroes this rank's sums of losses and squares: a step that failed leaves its own there. */
+/* Zeroes this rank's sums and counts: a step that failed leaves its own there. */
 G2Z__PRIVATE g2z_status g2z__begin_step(g2z_trainer *t) {
   return t->device->ops->zero(t->device, g2z__my_verdict(t), G2Z_VERDICT_SUMS * sizeof(double));
 }
 
-/* From stage 2 on, gradients are sent after each micro-step, so backward overwrites them. */
+/* From stage 2 on, gradients are sent after each micro-step, so backward overwrites them. Forward
+ * counts what 8 bits clamp: weights in micro-step 0 alone, since all micro-steps round the same. */
 G2Z__PRIVATE g2z_status g2z__begin_micro_step(g2z_trainer *t, int m) {
+  double *row = g2z__my_verdict(t);
   t->micro_step = m;
   t->pass = g2z__trainer_pass(t, m);
   t->pass.write = m == 0 || t->plan->by_unit ? G2Z_OVERWRITE : G2Z_ACCUMULATE;
   t->pass.keep_rows = t->plan->wte_rows && m == t->plan->accum - 1;
+  t->device->clamped_inputs = row + G2Z_VERDICT_CLAMPED_INPUTS;
+  t->device->clamped_weights = m == 0 ? row + G2Z_VERDICT_CLAMPED_WEIGHTS : NULL;
   t->device->ops->span_begin(t->device, G2Z_SPAN_FORWARD);
   return G2Z_OK;
 }
@@ -2228,6 +2247,8 @@ G2Z__PRIVATE g2z_status g2z__forward(g2z_trainer *t, int unit) {
 G2Z__PRIVATE g2z_status g2z__head(g2z_trainer *t) {
   double *loss_sum = g2z__my_verdict(t) + G2Z_VERDICT_LOSS;
   G2Z_TRY(g2z__head_loss(&t->model, &t->pass, loss_sum, t->state));
+  t->device->clamped_inputs = NULL; /* backward may compute activations again */
+  t->device->clamped_weights = NULL;
   t->device->ops->span_end(t->device, G2Z_SPAN_FORWARD);
   t->device->ops->span_begin(t->device, G2Z_SPAN_BACKWARD);
   return G2Z_OK;
@@ -5422,13 +5443,15 @@ static inline G2Z_HOST_DEVICE int g2z__decide_spike(g2z_step_state *state,
 static inline G2Z_HOST_DEVICE void g2z__decide(g2z_step_state *state, const g2z_verdict *verdict,
                                                const g2z_optimizer_config *config, int dynamic,
                                                int64_t tokens) {
-  double sum = 0, loss = 0, masked = 0;
+  double sum = 0, loss = 0, masked = 0, inputs = 0, weights = 0;
   state->status = G2Z_OK;
   state->stop = 0;
   for (int rank = 0; rank < verdict->world; rank++) {
     const double *row = verdict->rows + (size_t)rank * G2Z_VERDICT_COLUMNS;
     loss += row[G2Z_VERDICT_LOSS];
     masked += row[G2Z_VERDICT_MASKED];
+    inputs += row[G2Z_VERDICT_CLAMPED_INPUTS];
+    weights = fmax(weights, row[G2Z_VERDICT_CLAMPED_WEIGHTS]);
     if (rank < verdict->owners) sum += row[G2Z_VERDICT_SQUARES];
     if (state->status == G2Z_OK) state->status = (int32_t)row[G2Z_VERDICT_STATUS];
     if (row[G2Z_VERDICT_STOP] > 0) state->stop = 1;
@@ -5437,6 +5460,8 @@ static inline G2Z_HOST_DEVICE void g2z__decide(g2z_step_state *state, const g2z_
   double counted = (double)tokens - masked, more = counted > 0 ? (double)tokens / counted : 0;
   float norm = (float)(sqrt(sum) / (double)state->loss_scale * more);
   state->counted = (int64_t)counted;
+  state->clamped_inputs = (int64_t)inputs;
+  state->clamped_weights = (int64_t)weights;
   state->loss = counted > 0 ? (float)(loss / counted) : NAN;
   state->grad_norm = norm;
   state->lr = g2z_schedule_lr(config, state->applied);
@@ -6118,11 +6143,19 @@ G2Z__PRIVATE g2z_status g2z__cpu_layernorm_bwd(g2z_device *device, void *dres, v
 
 /* ----- linear ----------------------------------------------------------- */
 
-/* to[n] = from[n] * scale rounded to e4m3, divided by scale again; then from[n] rounded to e5m2. */
-G2Z__PRIVATE void g2z__cpu_e4m3(float *to, const float *from, size_t n, float scale) {
+/* to[n] = from[n] * scale rounded to e4m3, divided by scale again. *clamped, if not NULL, grows by
+ * the number of those that became 448 or are NaN. */
+G2Z__PRIVATE void g2z__cpu_e4m3(float *to, const float *from, size_t n, float scale,
+                                double *clamped) {
+  const float most = 448 / scale; /* exact: scale is a power of two */
+  int64_t count = 0;
   G2Z__PARALLEL(10.0 * (double)n)
   for (int64_t i = 0; i < (int64_t)n; i++) to[i] = g2z__round_e4m3(from[i] * scale) / scale;
+  if (!clamped) return;
+  for (size_t i = 0; i < n; i++) count += !(fabsf(to[i]) < most);
+  *clamped += (double)count;
 }
+/* to[n] = from[n] rounded to e5m2. */
 G2Z__PRIVATE void g2z__cpu_e5m2(float *to, const float *from, size_t n) {
   G2Z__PARALLEL(10.0 * (double)n)
   for (int64_t i = 0; i < (int64_t)n; i++) to[i] = g2z__round_e5m2(from[i]);
@@ -6137,8 +6170,9 @@ G2Z__PRIVATE g2z_status g2z__cpu_linear_fwd(g2z_device *device, void *y, void *n
   (void)narrow_y;
   if (narrow_x) {
     G2Z_TRY(g2z_allocate(device->services, n_x + n_w, sizeof(float), &rounded));
-    g2z__cpu_e4m3((float *)rounded, (const float *)x, n_x, G2Z__E4M3_X);
-    g2z__cpu_e4m3((float *)rounded + n_x, (const float *)w, n_w, G2Z__E4M3_W);
+    g2z__cpu_e4m3((float *)rounded, (const float *)x, n_x, G2Z__E4M3_X, device->clamped_inputs);
+    g2z__cpu_e4m3((float *)rounded + n_x, (const float *)w, n_w, G2Z__E4M3_W,
+                  device->clamped_weights);
     x = rounded, w = (float *)rounded + n_x;
   }
   g2z__cpu_product p = g2z__cpu_product_of(N, O, K, g2z__cpu_rows(x, K), g2z__cpu_rows(w, O));
@@ -6159,7 +6193,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_data(g2z_device *device, void *dx, v
   if (narrow) {
     G2Z_TRY(g2z_allocate(device->services, n_dy + n_w, sizeof(float), &rounded));
     g2z__cpu_e5m2((float *)rounded, (const float *)dy, n_dy);
-    g2z__cpu_e4m3((float *)rounded + n_dy, (const float *)w, n_w, G2Z__E4M3_W);
+    g2z__cpu_e4m3((float *)rounded + n_dy, (const float *)w, n_w, G2Z__E4M3_W, NULL);
     dy = rounded, w = (float *)rounded + n_dy;
   }
   g2z__cpu_product p =
@@ -6179,7 +6213,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_weight(g2z_device *device, void *dw,
   float *rounded = NULL;
   if (narrow_dy) {
     G2Z_TRY(G2Z_NEW(device->services, n_x + n_dy, &rounded));
-    g2z__cpu_e4m3(rounded, (const float *)x, n_x, G2Z__E4M3_X);
+    g2z__cpu_e4m3(rounded, (const float *)x, n_x, G2Z__E4M3_X, NULL);
     g2z__cpu_e5m2(rounded + n_x, (const float *)dy, n_dy);
     x = rounded, dy = rounded + n_x;
   }
@@ -6343,9 +6377,9 @@ G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, float *losses, do
       const float *from = (const float *)h + at;
       float most = 0;
       for (size_t c = 0; c < row; c++) most = fabsf(from[c]) > most ? fabsf(from[c]) : most;
-      g2z__cpu_e4m3(narrow + at, from, row, g2z__e4m3_scale(most));
+      g2z__cpu_e4m3(narrow + at, from, row, g2z__e4m3_scale(most), NULL);
     }
-    g2z__cpu_e4m3(narrow_wte, (const float *)wte, words, G2Z__E4M3_W);
+    g2z__cpu_e4m3(narrow_wte, (const float *)wte, words, G2Z__E4M3_W, device->clamped_weights);
   }
   for (int first = 0; first < N; first += chunk) {
     int n = g2z__cpu_min(chunk, N - first);
@@ -9957,6 +9991,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_report(g2z_trainer *t, int64_t loss_step, g
   report->loss_step = loss_step;
   report->loss = (float)g2z__nan_unsigned((double)state->loss);
   report->counted = state->counted;
+  report->clamped_inputs = state->clamped_inputs;
+  report->clamped_weights = state->clamped_weights;
   report->grad_norm = (float)g2z__nan_unsigned((double)state->grad_norm);
   report->lr = state->lr;
   report->loss_scale = state->used_loss_scale;

@@ -709,6 +709,25 @@ static __device__ inline uint2 g2z__pack_narrow(uint4 pack) {
       g2z__pair_narrow<A, E>(pack.z) | g2z__pair_narrow<A, E>(pack.w) << 16);
 }
 
+/* Bit 7 of each byte: this number of e4m3 is 448, the largest, or NaN. */
+static __device__ inline uint32_t g2z__clamped(uint32_t four) {
+  return ((four & 0x7f7f7f7fu) + 0x02020202u) & 0x80808080u;
+}
+/* Adds the number of these among K packs to *counter, if it is not NULL. They are rare: almost
+ * every call returns early. Counts are whole numbers, so the order of additions has no effect. */
+template <int K>
+static __device__ inline void g2z__count_clamped(double *counter, const uint2 (&eight)[K]) {
+  uint32_t some = 0;
+  int count = 0;
+#pragma unroll
+  for (int k = 0; k < K; k++) some |= g2z__clamped(eight[k].x) | g2z__clamped(eight[k].y);
+  if (!some || !counter) return;
+#pragma unroll
+  for (int k = 0; k < K; k++)
+    count += __popc(g2z__clamped(eight[k].x)) + __popc(g2z__clamped(eight[k].y));
+  atomicAdd(counter, (double)count);
+}
+
 /* The token in byte 32 block + 4 g + i of an 8-bit column. A lane of room k42's product holds the
  * four tokens of one g and stores them as a word. */
 static __device__ inline int g2z__token_at(int block, int g, int i) {
@@ -1407,6 +1426,7 @@ static g2z_status g2z__row_threads(g2z_device *device, int packs, int *threads, 
  *   narrow  rows of y in e4m3, out, or NULL
  *   mean  [N]   f32 out for backward
  *   rstd  [N]   f32 out 1/sqrt(variance + eps)
+ *   clamped     counts the numbers in narrow; may be NULL
  * Math    f32, two-pass variance
  * Launch  warps: grid ceil(N/8), block (32,8); blocks: grid N, block (threads,1)
  * Cost    2 sizeof(A) NC bytes: N=32768, C=768, fp16 is 100.7 MB
@@ -1414,7 +1434,7 @@ static g2z_status g2z__row_threads(g2z_device *device, int packs, int *threads, 
 template <typename A, int K, g2z__team TEAM>
 static __global__ void __launch_bounds__(TEAM == G2Z__TEAM_WARP ? 256 : G2Z__ROW_THREADS)
 g2z_k_layernorm_fwd(A *y, uint8_t *narrow, float *mean, float *rstd, const A *x, const A *w,
-                    const A *b, int N, int C) {
+                    const A *b, int N, int C, double *clamped) {
   constexpr int L = g2z__lanes<A>;
   __shared__ float shared[2][32];
   int row = (int)(blockIdx.x * blockDim.y + threadIdx.y), packs = C / L;
@@ -1459,9 +1479,11 @@ g2z_k_layernorm_fwd(A *y, uint8_t *narrow, float *mean, float *rstd, const A *x,
     uint4 rounded = g2z__pack<A>(value);
     g2z__put(y, first + (size_t)pack, rounded);
     if constexpr (sizeof(A) == 2)
-      if (narrow)
-        reinterpret_cast<uint2 *>(narrow + (size_t)row * G2Z_NARROW_ROW(C))[pack] =
-            g2z__pack_narrow<A, __nv_fp8_e4m3>(rounded);
+      if (narrow) {
+        const uint2 eight = g2z__pack_narrow<A, __nv_fp8_e4m3>(rounded);
+        reinterpret_cast<uint2 *>(narrow + (size_t)row * G2Z_NARROW_ROW(C))[pack] = eight;
+        g2z__count_clamped(clamped, {eight});
+      }
   }
   if (threadIdx.x != 0) return;
   mean[row] = center;
@@ -1476,8 +1498,9 @@ g2z_k_layernorm_fwd(A *y, uint8_t *narrow, float *mean, float *rstd, const A *x,
 template <typename A>
 static __global__ void __launch_bounds__(256)
 g2z_k_layernorm_eight(uint8_t *y, float *mean, float *rstd, const A *x, const A *w, const A *b,
-                      int N, int C) {
-  const int block = (int)blockIdx.x, g = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+                      int C, double *clamped) {
+  const int N = (int)gridDim.x * 32, block = (int)blockIdx.x;
+  const int g = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
   size_t first[4];
   float center[4] = {}, scale[4] = {};
   g2z__k_begin();
@@ -1521,6 +1544,7 @@ g2z_k_layernorm_eight(uint8_t *y, float *mean, float *rstd, const A *x, const A 
         reinterpret_cast<uint2 *>(y)[first[i] + pack] = eight[i];
       }
     }
+    g2z__count_clamped(clamped, eight);
     g2z__columns_put(y + (size_t)N * (size_t)C, eight, block, column, N, C);
   }
 }
@@ -1534,11 +1558,11 @@ static g2z_status g2z_cuda_layernorm_fwd(g2z_device *device, void *y, void *narr
       G2Z_ASSERT(N % 128 == 0 && C % 16 == 0);
       return g2z__launch(device, "g2z_k_layernorm_eight", g2z_k_layernorm_eight<A>,
                          (unsigned)(N / 32), 256, 0, (uint8_t *)y, mean, rstd, (const A *)x,
-                         (const A *)w, (const A *)b, N, C);
+                         (const A *)w, (const A *)b, C, device->clamped_inputs);
     }
 #define G2Z__WARPS(A, K) g2z_k_layernorm_fwd<A, K, G2Z__TEAM_WARP>
   static void (*const warps[])(A *, uint8_t *, float *, float *, const A *, const A *, const A *,
-                               int, int) = {
+                               int, int, double *) = {
       G2Z__WARPS(A, 1), G2Z__WARPS(A, 2), G2Z__WARPS(A, 3), G2Z__WARPS(A, 4),
       G2Z__WARPS(A, 5), G2Z__WARPS(A, 6), G2Z__WARPS(A, 7), G2Z__WARPS(A, 8)};
 #undef G2Z__WARPS
@@ -1553,7 +1577,7 @@ static g2z_status g2z_cuda_layernorm_fwd(g2z_device *device, void *y, void *narr
   return g2z__launch(device, "g2z_k_layernorm_fwd", kernel,
                      (unsigned)g2z__blocks((size_t)N, rows), dim3((unsigned)threads, rows), 0,
                      (A *)y, (uint8_t *)narrow, mean, rstd, (const A *)x, (const A *)w,
-                     (const A *)b, N, C);
+                     (const A *)b, N, C, device->clamped_inputs);
 }
 
 /* Arguments of g2z_k_layernorm_bwd. */
@@ -2525,24 +2549,27 @@ static g2z_status g2z__lt_fused_or(g2z_device *device, const g2z__lt_key *key,
 /* g2z_k_narrow: to = x times a scale, rounded to e4m3.
  *   to  rows of I numbers in e4m3, out
  *   x   [N,I] A in        I % 8 == 0
+ *   clamped  counts the numbers in `to`; may be NULL
  * Cost    3 N I bytes: N=32768, I=768 is 75 MB
  * Oracle  g2z__cpu_e4m3; tests cuda_linear, cuda_head */
 template <typename A>
 static __global__ void __launch_bounds__(256)
-g2z_k_narrow(uint8_t *to, const A *x, float scale, int N, int I) {
+g2z_k_narrow(uint8_t *to, const A *x, float scale, int N, int I, double *clamped) {
   size_t i = (size_t)blockIdx.x * 256 + threadIdx.x, packs = (size_t)I / 8, row = i / packs;
   float value[8];
   g2z__k_begin();
   if (row >= (size_t)N) return;
   g2z__unpack<A>(value, g2z__get(x, i));
-  reinterpret_cast<uint2 *>(to + row * G2Z_NARROW_ROW(I))[i % packs] =
-      g2z__pack_8<__nv_fp8_e4m3>(value, scale);
+  const uint2 eight = g2z__pack_8<__nv_fp8_e4m3>(value, scale);
+  reinterpret_cast<uint2 *>(to + row * G2Z_NARROW_ROW(I))[i % packs] = eight;
+  g2z__count_clamped(clamped, {eight});
 }
 template <typename A>
-static g2z_status g2z__narrow(g2z_device *device, void *to, const A *x, float scale, int N, int I) {
+static g2z_status g2z__narrow(g2z_device *device, void *to, const A *x, float scale, int N, int I,
+                              double *clamped) {
   return g2z__launch(device, "g2z_k_narrow", g2z_k_narrow<A>,
                      (unsigned)g2z__blocks((size_t)N * (size_t)(I / 8), 256), 256, 0,
-                     (uint8_t *)to, x, scale, N, I);
+                     (uint8_t *)to, x, scale, N, I, clamped);
 }
 
 /* g2z_k_narrow_both: narrow = x's rows and columns, rounded to e5m2.
@@ -2583,6 +2610,7 @@ static __device__ inline int g2z__word_at(int i) {
 struct g2z__narrow_list {
   g2z_narrow_weight at[4];
   int count, tiles[4];           /* end of each weight's tiles */
+  double *clamped;               /* counts the numbers of all weights; or NULL */
 };
 
 /* g2z_k_narrow_weights: columns = w^T, rows = w, both times G2Z__E4M3_W, in e4m3; up to 4 weights.
@@ -2622,6 +2650,7 @@ static __global__ void __launch_bounds__(256) g2z_k_narrow_weights(g2z__narrow_l
     if (x.rows && first_i + i < I && first_o + o < O)
       *reinterpret_cast<uint2 *>(x.rows + (size_t)(first_i + i) * G2Z_NARROW_ROW(O) + first_o + o) =
           eight;
+    g2z__count_clamped(list.clamped, {eight});
 #pragma unroll
     for (int j = 0; j < 8; j++)
       tile[o + j][place] = (uint8_t)((j < 4 ? eight.x : eight.y) >> (j % 4 * 8));
@@ -2638,6 +2667,7 @@ static g2z_status g2z__narrow_launch(g2z_device *device, const g2z_narrow_weight
                                      int count) {
   g2z__narrow_list list = {};
   int tiles = 0;
+  list.clamped = device->clamped_weights;
   for (list.count = 0; list.count < count; list.count++) {
     const g2z_narrow_weight *x = &weights[list.count];
     list.at[list.count] = *x;
@@ -2748,7 +2778,7 @@ static g2z_status g2z_cuda_linear_bwd_data(g2z_device *device, void *dx, void *d
     if constexpr (std::is_same<A, __half>::value) {
       uint8_t *to = (uint8_t *)memory + sums;
       if (!ready)
-        G2Z_TRY(g2z__narrow(device, to, (const A *)w, G2Z__E4M3_W, I, O));
+        G2Z_TRY(g2z__narrow(device, to, (const A *)w, G2Z__E4M3_W, I, O, NULL));
       on.a = ready ? ready->rows : to;
       on.b = narrow;
       if (slope) {
@@ -2849,6 +2879,7 @@ struct g2z__rows {
   int T, HS;
   A *base;                       /* the tensor; NULL: only `narrow` is written */
   uint8_t *narrow;               /* a copy in 8 bits, written with the tensor; or NULL */
+  double *clamped;               /* counts the numbers in `narrow` if they are e4m3; or NULL */
 };
 
 /* Rows of `narrow` are contiguous: their length is a multiple of 16. */
@@ -2857,14 +2888,18 @@ static __device__ inline g2z__rows<A> g2z__rows_of(A *base, int b, int h, int pa
                                                    int T, int NH, int HS, uint8_t *narrow = NULL) {
   size_t C = (size_t)NH * (size_t)HS, stride = C * (size_t)parts;
   size_t first = (size_t)b * (size_t)T * stride + (size_t)part * C + (size_t)(h * HS);
-  return {base + first, stride, T, HS, base, narrow};
+  return {base + first, stride, T, HS, base, narrow, NULL};
 }
 /* Writes 8 numbers of a rectangle. E is the type in `narrow`. */
 template <typename E, typename A>
 static __device__ inline void g2z__rows_put(const g2z__rows<A> &to, A *at, uint4 pack) {
   if (to.base) __stcg(reinterpret_cast<uint4 *>(at), pack);
-  if (to.narrow)
-    __stcg(reinterpret_cast<uint2 *>(to.narrow + (at - to.base)), g2z__pack_narrow<A, E>(pack));
+  if (to.narrow) {
+    uint2 *const narrow = reinterpret_cast<uint2 *>(to.narrow + (at - to.base));
+    const uint2 eight = g2z__pack_narrow<A, E>(pack);
+    __stcg(narrow, eight);
+    if constexpr (std::is_same<E, __nv_fp8_e4m3>::value) g2z__count_clamped(to.clamped, {eight});
+  }
 }
 
 /* 16 rows of a rectangle from row `row` on, as A of a product over HS; zero outside. */
@@ -4154,6 +4189,7 @@ struct g2z__hopper_fwd {
   int *taken;          /* g2z__hopper_take's counter */
   int items, T, NH;
   float scale;
+  double *clamped;     /* counts the numbers in narrow; or NULL */
 };
 
 #define G2Z__HOPPER_FWD_LAST 528 /* items of the last heads: 2 rounds on 132 multiprocessors */
@@ -4217,9 +4253,10 @@ g2z__hopper_finish(const g2z__hopper_fwd<A> &x, float (&o)[8][4], const float (&
     sum[half] += __shfl_xor_sync(G2Z__ALL_LANES, sum[half], 2);
     if (g2z__lane() % 4 == 0 && query < x.T) lse[query] = largest[half] * x.scale + logf(sum[half]);
   }
-  g2z__hopper_store<__nv_fp8_e4m3>(
-      packs, g2z__rows_of(x.out, item.b, item.h, 0, 1, x.T, x.NH, 64, x.narrow), o, row,
-      1.0f / sum[0], 1.0f / sum[1], tile, tile_row);
+  auto out = g2z__rows_of(x.out, item.b, item.h, 0, 1, x.T, x.NH, 64, x.narrow);
+  out.clamped = x.clamped;
+  g2z__hopper_store<__nv_fp8_e4m3>(packs, out, o, row, 1.0f / sum[0], 1.0f / sum[1], tile,
+                                   tile_row);
 }
 
 /* Each of two warpgroups owns 64 queries. A tile's P V is issued after the next tile's scores. */
@@ -4386,7 +4423,8 @@ static __device__ inline g2z__rows<A> g2z__hopper_rows(const g2z__hopper_bwd<A> 
                                                        int tensor) {
   size_t C = (unsigned)(x.NH * 64);
   size_t first = (unsigned)(head / x.NH * x.T) * 3 * C + (unsigned)tensor * C;
-  return {x.dqkv + first + (unsigned)(head % x.NH * 64), 3 * C, x.T, 64, x.dqkv, x.narrow};
+  return {x.dqkv + first + (unsigned)(head % x.NH * 64), 3 * C, x.T, 64, x.dqkv, x.narrow,
+          NULL};
 }
 
 /* Stores a column's sum of one of dqkv's three tensors. */
@@ -5193,7 +5231,8 @@ static g2z_status g2z_cuda_attention_fwd(g2z_device *device, void *out, void *na
     const g2z__cuda *cuda = g2z__cuda_of(device);
     if (x.HS() == 64 && !drops && cuda->hopper) {
       const g2z__hopper_fwd<A> on = {x.out, (uint8_t *)narrow, lse, cuda->taken,
-                                     B * NH * ((T + 127) / 128), T, NH, 0.125f};
+                                     B * NH * ((T + 127) / 128), T, NH, 0.125f,
+                                     device->clamped_inputs};
       CUtensorMap map;
       G2Z_TRY(g2z__hopper_map(device, &map, x.qkv, 3 * NH, T, B));
       return g2z__launch(device, "g2z_k_attention_hopper_fwd", g2z_k_attention_hopper_fwd<A>,
@@ -5207,7 +5246,8 @@ static g2z_status g2z_cuda_attention_fwd(g2z_device *device, void *out, void *na
   }
   G2Z_TRY(run(device, x));
   if constexpr (sizeof(A) == 2)
-    if (narrow) return g2z__narrow(device, narrow, x.out, G2Z__E4M3_X, B * T, C);
+    if (narrow)
+      return g2z__narrow(device, narrow, x.out, G2Z__E4M3_X, B * T, C, device->clamped_inputs);
   return G2Z_OK;
 }
 
@@ -5511,6 +5551,7 @@ typedef struct g2z__product_data {
   int down, across;              /* tiles per column and per row of the output */
   int stripe;                    /* PRODUCT_STRIPE or SOFTMAX_STRIPE */
   uint8_t *narrow;               /* with GELU [N,M] E or NULL; with *_8 [N,M], then [M,N] */
+  double *clamped;               /* with GELU in e4m3: counts the numbers in narrow; or NULL */
 } g2z__product_data;
 
 /* Offsets in dynamic shared memory, and sizes, in bytes. */
@@ -5756,12 +5797,37 @@ static __device__ inline uint32_t g2z__product_pairs(const uint32_t (&y)[4][4], 
   else return g2z__pair_narrow<A, E>(two[0]) | g2z__pair_narrow<A, E>(two[1]) << 16;
 }
 
+/* Counts what is clamped among the numbers that g2z__product_narrow stores. It does not store rows
+ * beyond N, which hold GELU of the bias. GELU's negative numbers are small: adding 2 to a byte sets
+ * its bit 7 only if it was 0x7e, or NaN. So the test takes two instructions for four numbers. */
+template <typename A, typename E, int EIGHT>
+static __device__ inline void g2z__product_clamped(const g2z__product_data &x,
+                                                   const uint32_t (&y)[4][4], int row) {
+  uint32_t some = 0;
+#pragma unroll
+  for (int n = 0; n < 8; n++) {
+    const uint32_t four = g2z__product_pairs<A, E, EIGHT>(y, n);
+    some |= (four + 0x02020202u) & ~four;
+  }
+  if (!(some & 0x80808080u)) return;
+  uint2 eight[4];
+  row += g2z__lane() / 4;
+  const uint32_t stored = (row < x.N ? 0xffffu : 0) | (row + 8 < x.N ? 0xffff0000u : 0);
+#pragma unroll
+  for (int n = 0; n < 4; n++)
+    eight[n] = make_uint2(g2z__product_pairs<A, E, EIGHT>(y, 2 * n) & stored,
+                          g2z__product_pairs<A, E, EIGHT>(y, 2 * n + 1) & stored);
+  g2z__count_clamped(x.clamped, eight);
+}
+
 /* Stores 16 rows of 64 columns in 8 bits to x.narrow. Four lanes exchange their pairs, so that each
  * writes 8 bytes of a row and the four write 32 adjacent bytes. */
 template <typename A, typename E, int EIGHT>
 static __device__ inline void g2z__product_narrow(const g2z__product_data &x,
                                                   const uint32_t (&y)[4][4], int row, int column) {
   if (!EIGHT && !x.narrow) return;
+  if constexpr (std::is_same<E, __nv_fp8_e4m3>::value)
+    g2z__product_clamped<A, E, EIGHT>(x, y, row);
 #pragma unroll
   for (int half = 0; half < 2; half++) { /* 32 columns each */
     uint32_t words[4];
@@ -6200,6 +6266,7 @@ static g2z_status g2z__hopper_product_run(g2z_device *device, const g2z__lt_key 
   const int eight = key->epilogue >= G2Z__EPILOGUE_SOFTMAX_8;
   G2Z_ASSERT(!eight || (N % 128 == 0 && M % 16 == 0));
   x.narrow = (uint8_t *)(eight ? on->d : on->narrow);
+  x.clamped = device->clamped_inputs;
   x.N = N, x.K = K, x.M = M;
   x.down = x.slabs = (int)g2z__blocks((size_t)N, G2Z__PRODUCT_ROWS);
   x.across = (int)g2z__blocks((size_t)M, G2Z__PRODUCT_COLUMNS);
@@ -6698,7 +6765,8 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *
       if (fused && device->fp8 && first == 0) { /* once for all chunks */
         const g2z_narrow_weight both = {wte, words, rows.narrow_wte, Vp, C};
         if (narrow) G2Z_TRY((g2z__narrow_launch<A, 1>(device, &both, 1)));
-        else G2Z_TRY(g2z__narrow(device, rows.narrow_wte, x.wte, G2Z__E4M3_W, Vp, C));
+        else G2Z_TRY(g2z__narrow(device, rows.narrow_wte, x.wte, G2Z__E4M3_W, Vp, C,
+                                 device->clamped_weights));
       }
     if (fused) G2Z_TRY(g2z__head_exponentials(device, &x, &rows, narrow));
     else { /* losses from logits; if dh is wanted, the gradient overwrites the logits */

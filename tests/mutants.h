@@ -51,6 +51,8 @@
   X(linear_residual, OP_LINEAR, IN_GOLDEN, "a product leaves the residual out")                    \
   X(linear_fp8, OP_NONE, TESTS("ops_linear fp8", "(fp16 bf16) cuda_linear cuda_fp8"),              \
     "a forward product rounds nothing to e4m3")                                                    \
+  X(linear_clamped, OP_NONE, TESTS("ops_linear fp8", "(fp16 bf16) cuda_fp8"),                      \
+    "numbers that 8 bits clamp do not count")                                                      \
   X(linear_row, OP_LINEAR, IN_GOLDEN, "a product leaves the last row as it was")                   \
   X(linear_mask, OP_LINEAR, IN_DROPOUT, "a projection drops other elements than backward")         \
   X(gelu_slope, OP_LINEAR, IN_GOLDEN, "the last row's GELU has slope zero")                        \
@@ -309,6 +311,7 @@ static g2z_status mutant_linear_fwd(g2z_device *device, void *y, void *narrow_y,
   if (IS(device, linear_row) && N > 1) N--;
   if (!residual) dropout = NULL;
   if (IS(device, linear_fp8)) narrow_x = NULL;
+  if (IS(device, linear_clamped)) device->clamped_inputs = NULL;
   G2Z_TRY(RIGHT(device)->linear_fwd(device, y, narrow_y, slope, x, narrow_x, w, bias, residual,
                                      dropout, N, K, O));
   if (IS(device, gelu_slope))

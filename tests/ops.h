@@ -576,6 +576,35 @@ static void ops_linear_backward(ops_env *e, const int *shape) {
   }
 }
 
+/* Forward counts inputs that become 112 in 8 bits and weights that become 14, also wte's, and NaN.
+ * Backward rounds the same numbers and counts nothing. */
+static void ops_clamped(ops_env *e, const int *shape) {
+  static const float inputs[8] = {107.5f, -107.5f, 108, -108, 112, -4096, NAN, 0};
+  static const float weights[8] = {13.4375f, -13.4375f, 13.5f, -13.5f, 14, -64, 0, 14.5f};
+  float *x = ops_random(e, 8 * 8, 1), *w = ops_random(e, 8 * 8, 0.25f), *y = ops_output(e, 8 * 8);
+  float *losses = ops_output(e, 8), *logits = ops_output(e, 8 * 16);
+  const int32_t targets[8] = {0, 1, 2, 3, 4, 5, 6, 7};
+  double counts[2] = {0, 100}, loss_sum = 0;
+  (void)shape;
+  e->device->clamped_inputs = &counts[0];
+  e->device->clamped_weights = &counts[1];
+  for (int i = 0; i < 8; i++) {
+    x[i * 9 % 64] = inputs[i];
+    w[i * 10 % 64] = weights[i];
+  }
+  OPS_RUN(e, linear_fwd, y, NULL, NULL, x, x, w, w, NULL, NULL, 8, 8, 8);
+  CHECK(e->t, counts[0] == 5 && counts[1] == 105);
+  OPS_RUN(e, linear_bwd_data, y, NULL, x, w, NULL, x, G2Z_OVERWRITE, 8, 8, 8);
+  OPS_RUN(e, linear_bwd_weight, y, x, x, x, G2Z_OVERWRITE, 8, 8, 8);
+  CHECK(e->t, counts[0] == 5 && counts[1] == 105);
+  e->device->fp8 = G2Z_FP8_LOGITS;
+  OPS_RUN(e, head_loss, losses, &loss_sum, y, x, G2Z_FP32, logits, x, w, targets, 1, &e->state,
+          G2Z_OVERWRITE, 8, 8, 8, 8, 8);
+  CHECK(e->t, counts[0] == 5 && counts[1] == 110);
+  e->device->clamped_inputs = e->device->clamped_weights = NULL; /* not wanted: nothing counts */
+  OPS_RUN(e, linear_fwd, y, NULL, NULL, w, w, w, w, NULL, NULL, 8, 8, 8);
+}
+
 static void ops_linear_fp8(ops_env *e, const int *shape) {
   e->device->fp8 = G2Z_FP8_ALL;
   ops_linear_forward(e, shape);
@@ -589,6 +618,7 @@ static void test_ops_linear(g2z_test *t) {
   ops_each(t, ops_linear_forward, shapes, 4);
   ops_each(t, ops_linear_fp8, shapes, 4);
   ops_each(t, ops_linear_backward, shapes, 4);
+  ops_each(t, ops_clamped, shapes, 1);
 }
 
 /* ----- LayerNorm -------------------------------------------------------- */
@@ -1087,6 +1117,8 @@ static void ops_decide_as(ops_env *e, g2z_step_state *state, const g2z_optimizer
   for (int rank = 0; rank < 3; rank++) {
     rows[rank][G2Z_VERDICT_LOSS] = 10;
     rows[rank][G2Z_VERDICT_SQUARES] = rank == 0 ? sum / 2 : sum / 4;
+    rows[rank][G2Z_VERDICT_CLAMPED_INPUTS] = rank + 1;
+    rows[rank][G2Z_VERDICT_CLAMPED_WEIGHTS] = 7; /* all ranks have the same weights */
   }
   rows[1][G2Z_VERDICT_STATUS] = (double)status;
   rows[2][G2Z_VERDICT_MASKED] = masked;
@@ -1096,6 +1128,7 @@ static void ops_decide_as(ops_env *e, g2z_step_state *state, const g2z_optimizer
   CHECK(e->t, state->status == (int32_t)status && !state->stop);
   CHECK(e->t, masked ? isnan(state->loss) : state->loss == 3.0f);
   CHECK(e->t, state->counted == 10 - masked);
+  CHECK(e->t, state->clamped_inputs == 1 + 2 + 3 && state->clamped_weights == 7);
   CHECK(e->t, state->step == state->applied + state->skipped);
   CHECK(e->t, memcmp(&reported[state->step % 2], state, sizeof *state) == 0);
 }

@@ -201,9 +201,75 @@ static void test_fp8_on(g2z_test *t, g2z_device_kind device, int graph, int chan
   }
 }
 
+typedef struct test_large { /* a number that is too large for 8 bits */
+  int unit;
+  g2z_param param;
+  int index;
+  float value;
+} test_large;
+
+/* In each mode: a step that clamps nothing, then three before which numbers of block 0 become too
+ * large for 8 bits: a bias does this to an input of each of its four products, for every token. A
+ * weight of qkv and one of wte are too large, too. A weight counts once per step, although each
+ * micro-step may round it; in the last step the products do. Nothing counts that backward computes
+ * again. */
+static void test_clamped_on(g2z_test *t, g2z_device_kind device, int graph, int channels,
+                            int seq) {
+  enum { L = 2, ACCUM = 2, BATCH = 2 };
+  const int C = channels;
+  const test_large large[] = {{L, G2Z_LN1B, 0, 200},    {L, G2Z_QKVB, 2 * C + 3, 150},
+                              {L, G2Z_LN2B, 2, -130},   {L, G2Z_FCB, 7, 150},
+                              {L, G2Z_QKVW, 3 * C + 5, -15},
+                              {L + 2, G2Z_WTE, 60 * C + 1, 20}};
+  int32_t tokens[257];
+  test_tokens(tokens, 257, 61, 3);
+  for (int run = 0; run < 2 * G2Z_FP8_COUNT; run++) {
+    const int way = run / 2;
+    g2z_train_config config = test_config_of(L, 1, C, seq, 61);
+    test_trainer tt;
+    g2z_report report;
+    config.fp8 = (g2z_fp8)way;
+    config.dtype = test_dtypes[1 + run % 2];
+    config.batch = BATCH;
+    config.accum = ACCUM;
+    config.recompute = G2Z_RECOMPUTE_BLOCK;
+    config.graph = graph;
+    config.tune = G2Z_TUNE_OFF;
+    if (way == G2Z_FP8_ALL && (config.dtype != G2Z_FP16 || seq < 64)) continue;
+    if (device == G2Z_DEVICE_CUDA && !test_wants(config.dtype)) continue;
+    REQUIRE_OK(t, test_trainer_on(t, device, &config, &tt));
+    g2z_device *dev = tt.trainer->device;
+    g2z_dtype stored = config.dtype;
+    if (device == G2Z_DEVICE_CPU) stored = G2Z_FP32;
+    for (int step = 0; step < 4; step++) {
+      const size_t bytes = tt.trainer->plan->dtype_bytes;
+      int inputs = 0, weights = 0;
+      for (size_t i = 0; step > 0 && i < sizeof large / sizeof *large; i++) {
+        const test_large *x = &large[i];
+        char number[4], *at = (char *)g2z__parameter(&tt.trainer->model, x->unit, x->param);
+        test_encode(stored, x->value, number);
+        CHECK_OK(t, dev->ops->upload(dev, at + (size_t)x->index * bytes, number, bytes));
+        CHECK_OK(t, dev->ops->synchronize(dev));
+      }
+      if (step > 0 && way >= G2Z_FP8_LOGITS) weights = 1;
+      if (step > 0 && way >= G2Z_FP8_FORWARD) {
+        inputs = 4 * ACCUM * BATCH * seq;
+        weights = 2;
+      }
+      if (step == 3) dev->narrow_count = 0; /* products round weights themselves */
+      test_steps(t, tt.trainer, tokens, tokens + 1, 1, NULL, &report);
+      CHECK(t, report.clamped_inputs == inputs);
+      CHECK(t, report.clamped_weights == weights);
+    }
+    test_trainer_close(t, &tt);
+  }
+}
+
 static void test_fp8(g2z_test *t) {
   test_fp8_on(t, G2Z_DEVICE_CPU, 0, 64);
   test_fp8_on(t, G2Z_DEVICE_CPU, 0, 40);
+  test_clamped_on(t, G2Z_DEVICE_CPU, 0, 64, 64);
+  test_clamped_on(t, G2Z_DEVICE_CPU, 0, 40, 16);
 }
 static void test_cuda_fp8(g2z_test *t) {
   if (!test_fp8_here(t)) {
@@ -216,9 +282,12 @@ static void test_cuda_fp8(g2z_test *t) {
     test_trainer_close(t, &tt);
     return;
   }
-  for (int graph = 0; graph < 2; graph++)
+  for (int graph = 0; graph < 2; graph++) {
     for (int channels = 40; channels <= 64; channels += 24)
       test_fp8_on(t, G2Z_DEVICE_CUDA, graph, channels);
+    test_clamped_on(t, G2Z_DEVICE_CUDA, graph, 64, 64);
+    test_clamped_on(t, G2Z_DEVICE_CUDA, graph, 40, 16);
+  }
 }
 
 enum { EARLY_STEPS = 15, EARLY_TOKENS = 2 * 4 * 128, EARLY_MOST = 3000000 };
