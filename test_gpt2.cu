@@ -222,6 +222,7 @@ static const g2z_test_entry test_table[] = {
     {"train_refusals", "bad flags: a sentence and exit code 1", test_train_refusals},
     {"train_device", "--device cuda without one", test_train_device},
     {"train_run", "the program, from shard to weights", test_train_run},
+    {"train_clamped", "numbers that 8 bits clamp are said once", test_train_clamped},
     {"train_console", "steps share one line of a terminal, which never wraps", test_train_console},
     {"train_hints", "the commands that a run prints can be pasted", test_train_hints},
     {"train_tame", "names cannot steer a terminal; lines of 80 columns", test_train_tame},

@@ -406,6 +406,7 @@ struct g2z_run {
   g2z_metrics known;                 /* of the last step whose loss is known */
   g2zr_totals sum;
   int unlinked;                      /* 1: rank 0 could not make the link best, and said so */
+  int clamped;                       /* 1: rank 0 has warned of numbers that 8 bits clamped */
   double recent[G2ZR_RECENT];        /* losses of the last steps, the newest first; skipped steps
                                       * count, but not steps without a token that counts */
   int64_t val_steps, val_tokens;     /* of one validation: batches, and a limit of its targets */
@@ -2370,6 +2371,17 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_eve
             "%.3f%s", m->step, run->steps, m->loss, g2zr_duration(event->eta_seconds).text,
             event->tokens_per_second, m->lr, m->grad_norm, scale);
   g2zr_log(run, run->line);
+  if (report->clamped_inputs + report->clamped_weights > 0 && !m->skipped && !run->clamped &&
+      run->context->rank == 0) {
+    const g2z_optimizer_config *o = &run->config.train.optimizer;
+    g2z_log(run->services, G2Z_LOG_WARNING, "step %" PRId64 ": 8 bits clamp %" PRId64
+            " activation%s of 108 or more to 112, and %" PRId64 " weight%s of 13.5 or more to 14. "
+            "The model may learn worse; this is said once. Start again with --fp8 none, or with a "
+            "lower --lr (%g) or a higher --weight-decay (%g)", m->step, report->clamped_inputs,
+            G2Z_PLURAL(report->clamped_inputs), report->clamped_weights,
+            G2Z_PLURAL(report->clamped_weights), (double)o->lr, (double)o->weight_decay);
+    run->clamped = 1;
+  }
   return G2Z_OK;
 }
 

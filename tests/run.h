@@ -797,6 +797,20 @@ static void test_train_run(g2z_test *t) {
                              test_text(cases[i].flags, t->directory)), cases[i].says);
 }
 
+/* A run whose 8 bits clamp numbers says so once, and a run in 16 bits has nothing to say. A rate of
+ * 15 takes the weights beyond 13.5 in the first step. */
+static void test_train_clamped(g2z_test *t) {
+  static const char *const flags[] = {"", "--fp8 forward", "--fp8 logits",
+                                      "--fp8 forward --ranks 2"};
+  for (int i = 0; i < 4; i++) {
+    const char *said = test_trains(t, 0, "%s --dtype bf16 --batch 2 --steps 5 --lr 15 --warmup 0 "
+                                   "--run-dir none %s", test_tiny(t), flags[i]);
+    CHECK(t, test_times(said, "warning: step 2: 8 bits clamp ") == (i > 0));
+    CHECK(t, test_times(said, ": 8 bits clamp ") == (i > 0));
+    if (i > 0) CHECK_HAS(t, said, "--fp8 none, or with a lower --lr (15)");
+  }
+}
+
 /* Sets with weights: a run that stops in the middle ends like one that does not; any number of ranks
  * reads the same sequences; other weights and epochs are refused. */
 static void test_train_mixture(g2z_test *t) {
