@@ -17,11 +17,15 @@ static int print_token(void *user, int sequence, int32_t token) {
 
 int main(int argc, char **argv) {
   static g2z_services services; /* malloc, and no log */
-  g2z_context *context = NULL; g2z_model *model = NULL;
-  g2z_tokenizer *tokenizer = NULL; g2z_encoder *encoder = NULL;
+  g2z_context *context = NULL;
+  g2z_model *model = NULL;
+  g2z_tokenizer *tokenizer = NULL;
+  g2z_encoder *encoder = NULL;
   g2z_tokens text = {NULL, 0, 0, NULL};
-  if (argc < 4 || argc > 6)
-    return fprintf(stderr, "use: %s WEIGHTS VOCAB PROMPT [TOKENS [TEMPERATURE]]\n", argv[0]), 1;
+  if (argc < 4 || argc > 6) {
+    fprintf(stderr, "use: %s WEIGHTS VOCAB PROMPT [TOKENS [TEMPERATURE]]\n", argv[0]);
+    return 1;
+  }
   g2z_context_config place = g2z_context_config_default(&services);
   g2z_dtype dtype = g2z_dtype_default(place.device);
   g2z_sampling sampling = g2z_sampling_default();
@@ -37,7 +41,8 @@ int main(int argc, char **argv) {
   if (status == G2Z_OK) status = g2z_encoder_create(&services, tokenizer, &encoder);
   if (status == G2Z_OK)
     status = g2z_encode(encoder, argv[3], strlen(argv[3]), G2Z_ENCODE_DEFAULT, &text);
-  size_t more = argc > 4 ? strtoul(argv[4], NULL, 10) : 100, room = text.count + more;
+  size_t more = argc > 4 ? strtoul(argv[4], NULL, 10) : 100;
+  size_t room = text.count + more;
   if (status == G2Z_OK) status = g2z_tokens_reserve(&services, &text, room);
   if (status == G2Z_OK) printf("%s", argv[3]);
   if (status == G2Z_OK)
@@ -45,7 +50,10 @@ int main(int argc, char **argv) {
                                 g2z_tokenizer_eot(tokenizer), print_token, tokenizer);
   puts("");
   if (status != G2Z_OK) fprintf(stderr, "generate: %s\n", services.error);
-  g2z_tokens_free(&text), g2z_encoder_free(encoder), g2z_tokenizer_free(tokenizer);
-  g2z_model_free(model), g2z_context_free(context);
+  g2z_tokens_free(&text);
+  g2z_encoder_free(encoder);
+  g2z_tokenizer_free(tokenizer);
+  g2z_model_free(model);
+  g2z_context_free(context);
   return status != G2Z_OK;
 }

@@ -9,21 +9,27 @@
 #include "gpt2_zero.h"
 #include <stdio.h>
 
-/* Argument i; `otherwise` if it was not given; 0: it is not a number from 1 to a million. */
+/* Returns argument i, or `otherwise` if it is not given; 0: it is no number from 1 to a million. */
 static int number(int argc, char **argv, int i, int otherwise) {
+  if (i >= argc) return otherwise;
   char *end = NULL;
-  long value = i < argc ? strtol(argv[i], &end, 10) : otherwise;
-  return (end && *end) || value < 1 || value > 1000000 ? 0 : (int)value;
+  long value = strtol(argv[i], &end, 10);
+  if (*end || value < 1 || value > 1000000) return 0;
+  return (int)value;
 }
 
 int main(int argc, char **argv) {
   static g2z_services services; /* malloc, and no log */
   static g2z_report report;
-  g2z_context *context = NULL; g2z_trainer *trainer = NULL;
+  g2z_context *context = NULL;
+  g2z_trainer *trainer = NULL;
   char directory[64];
   g2z_status status = G2Z_OK;
-  int there, steps = number(argc, argv, 2, 200), batch = number(argc, argv, 3, 4), last = 0;
-  int seq = number(argc, argv, 4, 64), layers = number(argc, argv, 5, 4);
+  int there, last = 0; /* last: the step of the newest checkpoint */
+  int steps = number(argc, argv, 2, 200);
+  int batch = number(argc, argv, 3, 4);
+  int seq = number(argc, argv, 4, 64);
+  int layers = number(argc, argv, 5, 4);
   int channels = number(argc, argv, 6, 128);
   if (argc < 2 || argc > 7 || !steps || !batch || !seq || !layers || !channels) {
     fprintf(stderr, "use: %s SHARDS [STEPS [BATCH [SEQ [LAYERS [CHANNELS]]]]]\n", argv[0]);
@@ -32,12 +38,14 @@ int main(int argc, char **argv) {
   g2z_context_config place = g2z_context_config_default(&services); /* from the launcher */
   g2z_train_config config = g2z_train_config_default(place.device);
   config.train_glob = argv[1];
-  config.model.layers = layers, config.model.channels = channels;
+  config.model.layers = layers;
+  config.model.channels = channels;
   config.model.heads = channels % 64 ? 1 : channels / 64;
   config.model.context = config.seq = seq;
   config.batch = batch;
-  config.optimizer.steps = steps, config.optimizer.warmup = steps / 10;
-  for (int step = 1; step <= steps && status == G2Z_OK; step++) { /* the newest checkpoint */
+  config.optimizer.steps = steps;
+  config.optimizer.warmup = steps / 10;
+  for (int step = 1; step <= steps && status == G2Z_OK; step++) {
     snprintf(directory, sizeof directory, "minimal-step-%06d", step);
     status = g2z_is_there(&services, directory, &there);
     if (there) last = step;
@@ -58,6 +66,7 @@ int main(int argc, char **argv) {
       status = g2z_trainer_save(trainer, directory);
   }
   if (status != G2Z_OK) fprintf(stderr, "minimal: %s\n", services.error);
-  g2z_trainer_free(trainer), g2z_context_free(context);
+  g2z_trainer_free(trainer);
+  g2z_context_free(context);
   return status != G2Z_OK;
 }

@@ -9,12 +9,19 @@
 
 int main(int argc, char **argv) {
   static g2z_services services; /* malloc, and no log */
-  g2z_context *context = NULL; g2z_model *model = NULL;
-  g2z_tokenizer *tokenizer = NULL; g2z_encoder *encoder = NULL;
+  g2z_context *context = NULL;
+  g2z_model *model = NULL;
+  g2z_tokenizer *tokenizer = NULL;
+  g2z_encoder *encoder = NULL;
   g2z_tokens text = {NULL, 0, 0, NULL};
-  char *bytes = NULL; size_t count = 0, first = 0; /* bytes of the text, and of its first token */
-  double sum = 0, mean; int64_t scored = 0;
-  if (argc != 4) return fprintf(stderr, "use: %s WEIGHTS VOCABULARY TEXT\n", argv[0]), 1;
+  char *bytes = NULL;
+  size_t count = 0, first = 0; /* bytes of the text, and of its first token */
+  double sum = 0, mean;
+  int64_t scored = 0;
+  if (argc != 4) {
+    fprintf(stderr, "use: %s WEIGHTS VOCABULARY TEXT\n", argv[0]);
+    return 1;
+  }
   g2z_context_config place = g2z_context_config_default(&services);
   g2z_dtype dtype = g2z_dtype_default(place.device);
   g2z_status status = g2z_context_create(&place, &context);
@@ -36,13 +43,21 @@ int main(int argc, char **argv) {
     int T = (int)(left < context_length ? left : context_length);
     const int32_t *at = text.ids + scored;
     status = g2z_model_score(model, at, at + 1, 1, T, NULL, &mean);
-    sum += mean * T, scored += T;
+    sum += mean * T;
+    scored += T;
   }
-  if (status != G2Z_OK) fprintf(stderr, "score: %s\n", services.error);
-  else printf("%lld tokens: loss %.4f, perplexity %.2f, %.3f bits per byte\n", (long long)scored,
-              sum / (double)scored, exp(sum / (double)scored),
-              sum / log(2.0) / (double)(count - first));
-  g2z_release(&services, bytes), g2z_tokens_free(&text), g2z_encoder_free(encoder);
-  g2z_tokenizer_free(tokenizer), g2z_model_free(model), g2z_context_free(context);
+  if (status == G2Z_OK) {
+    double loss = sum / (double)scored;
+    printf("%lld tokens: loss %.4f, perplexity %.2f, %.3f bits per byte\n", (long long)scored, loss,
+           exp(loss), sum / log(2.0) / (double)(count - first));
+  } else {
+    fprintf(stderr, "score: %s\n", services.error);
+  }
+  g2z_release(&services, bytes);
+  g2z_tokens_free(&text);
+  g2z_encoder_free(encoder);
+  g2z_tokenizer_free(tokenizer);
+  g2z_model_free(model);
+  g2z_context_free(context);
   return status != G2Z_OK;
 }

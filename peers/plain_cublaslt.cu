@@ -110,11 +110,21 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t handle,
                                               const void *value, size_t) {
   description *how = (description *)handle;
   switch (attribute) {
-    case CUBLASLT_MATMUL_DESC_TRANSA: how->transpose_a = *(const int *)value == CUBLAS_OP_T; break;
-    case CUBLASLT_MATMUL_DESC_TRANSB: how->transpose_b = *(const int *)value == CUBLAS_OP_T; break;
-    case CUBLASLT_MATMUL_DESC_EPILOGUE: how->epilogue = *(const int *)value; break;
-    case CUBLASLT_MATMUL_DESC_BIAS_POINTER: how->bias = *(const void *const *)value; break;
-    case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER: how->scale = *(const float *const *)value; break;
+    case CUBLASLT_MATMUL_DESC_TRANSA:
+      how->transpose_a = *(const int *)value == CUBLAS_OP_T;
+      break;
+    case CUBLASLT_MATMUL_DESC_TRANSB:
+      how->transpose_b = *(const int *)value == CUBLAS_OP_T;
+      break;
+    case CUBLASLT_MATMUL_DESC_EPILOGUE:
+      how->epilogue = *(const int *)value;
+      break;
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
+      how->bias = *(const void *const *)value;
+      break;
+    case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER:
+      how->scale = *(const float *const *)value;
+      break;
     default: return CUBLAS_STATUS_NOT_SUPPORTED;
   }
   return CUBLAS_STATUS_SUCCESS;
@@ -129,8 +139,12 @@ cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t handle,
                                                 const void *value, size_t) {
   layout *of = (layout *)handle;
   switch (attribute) {
-    case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT: of->count = *(const int *)value; break;
-    case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET: of->stride = *(const int64_t *)value; break;
+    case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT:
+      of->count = *(const int *)value;
+      break;
+    case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET:
+      of->stride = *(const int64_t *)value;
+      break;
     default: return CUBLAS_STATUS_NOT_SUPPORTED;
   }
   return CUBLAS_STATUS_SUCCESS;
@@ -186,7 +200,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t handle, con
   plain_product<<<grid, 256, 0, stream>>>(
       *how, m, n, k, *(const float *)alpha, matrix_of(a, layout_a), matrix_of(b, layout_b),
       *(const float *)beta, matrix_of(c, layout_c), matrix_of(d, layout_d));
-  return cudaGetLastError() == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
+  if (cudaGetLastError() != cudaSuccess) return CUBLAS_STATUS_EXECUTION_FAILED;
+  return CUBLAS_STATUS_SUCCESS;
 }
 
 } /* extern "C" */

@@ -22,15 +22,11 @@ limits() {
   cat << 'END'
 #                          ternary  two  comma  params  long
 each                            30    0      0       -     0
-all                              -    -      -      82     -
+all                              -    -      -      81     -
 gpt2_zero.h                     50   21     17       -     0
 gpt2_zero_kernels.cuh           40    4     33       -     0
-prepare_data.c                  55    0      0       -     0
 bench.cu                        55    0      0       -     0
 train.cu                        50    0      0       -     0
-extras/g2z_eval.h               40    0      2       -     0
-extras/g2z_experiment.h         45    0      0       -     0
-extras/g2z_report.h             65    0      1       -     0
 extras/g2z_run.h                60    6      1       -     0
 extras/g2z_text.h               50    0      0       -     0
 tests/base.h                    30    7      2       -     0
@@ -44,20 +40,16 @@ tests/inputs.h                  30    1      0       -     0
 tests/inuse.h                   30    0      3       -     0
 tests/layout.h                  75    1      2       -     0
 tests/loader.h                  30    1      1       -     1
-tests/model.h                   40    0      0       -     0
+tests/model.h                   45    0      0       -     0
 tests/muon.h                    70    0      0       -     0
 tests/mutants.h                 30    0      1       -     0
 tests/ops.h                     55    3      8       -     0
 tests/ranks.h                   45    3      0       -     0
-tests/report.h                  30    1      0       -     1
+tests/report.h                  35    1      0       -     1
 tests/run.h                     45    9      1       -     0
 tests/text.h                    35    1      1       -     0
 tests/trainer.h                 40    2      2       -     0
 tests/weights.h                 30    2      0       -     0
-examples/generate.c             30    2      0       -     0
-examples/score.c                30    4      1       -     0
-examples/minimal.cu             30    1      2       -     0
-peers/plain_cublaslt.cu         40    7      0       -     0
 END
 }
 
