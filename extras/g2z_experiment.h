@@ -234,7 +234,7 @@ typedef struct g2zx_row {
   int command;                  /* the sub-command, which names the experiment */
   const char *title;
   int measures;                 /* the ranks' sub-command: point (training) or exchange */
-  g2z_bench_work work[2];       /* defaults on a CPU (just enough to run every part), on CUDA */
+  g2z_bench_work work[2];       /* defaults: on a CPU, just enough to run every part; on CUDA */
   int columns[1 + G2ZX_COLUMNS]; /* figures in its report; ends with -1 */
 } g2zx_row;
 
@@ -319,7 +319,7 @@ static const struct { const char *name, *about; } g2zx_commands[] = {
 #undef X
 };
 
-/* G2Z_BENCH_COUNT: none has this name. */
+/* The number of a sub-command; G2Z_BENCH_COUNT: none has this name. */
 static int g2zx_command_named(const char *name) {
   int command = 0;
   while (command < G2Z_BENCH_COUNT && strcmp(name, g2zx_commands[command].name) != 0) command++;
@@ -964,7 +964,7 @@ static void g2zx_describe(const g2z_device *device, char out[256]) {
   else snprintf(out, 256, "CPU, %ld cores", sysconf(_SC_NPROCESSORS_ONLN));
 }
 
-/* Rank 0 writes what its ranks measured so far. */
+/* Rank 0 writes the points that the ranks have measured so far. */
 static g2z_status g2zx_write_point(g2z_context *context, const g2z_bench *o, g2z_summary *s) {
   if (context->rank != 0) return G2Z_OK;
   return g2z_summary_write(s, g2z_path_in(o->run_dir, G2ZX_POINT_FILE).text);
@@ -1009,7 +1009,8 @@ static g2z_status g2zx_train_point(g2z_context *context, const g2z_bench *o, g2z
     status = g2z_run_next(run, &event);
     const g2z_metrics *m = &event.metrics;
     if (status != G2Z_OK || event.kind != G2Z_RUN_STEP) continue;
-    if (m->step == 1 && last > 1) /* step 2: no initial parameters, no replay yet */
+    /* Step 2 is counted: step 1 also sends the initial parameters, later steps may be replayed. */
+    if (m->step == 1 && last > 1)
       w->collectives = g2z_ranks_collectives(context->ranks, 2);
     if (m->step <= o->work.warmup) {
       w->began = g2z_seconds();
@@ -1134,14 +1135,14 @@ typedef struct g2zx_message {   /* the data that collectives exchange */
   g2z_comm *comm;
   char *buffer;                 /* [n] elements of `size` bytes, on the device */
   size_t n, size;
-  double mib;                   /* n * size as requested: the call rounds n up */
+  double mib;                   /* the size that was asked for; n is rounded up */
   double copy_rate;             /* of a plain copy of this size, bytes per second */
   double *all;                  /* [world]: the time of each rank */
 } g2zx_message;
 
-/* Times a collective of a message, and adds its point. The time per call is the slowest rank's, as
- * the median of five rounds. The number of calls per round doubles until a round takes 10 ms, up to
- * 1024 calls. */
+/* Times a collective with a message, and adds its point. The time per call is the slowest rank's,
+ * as the median of five rounds. The number of calls per round doubles until a round takes 10 ms, up
+ * to 1024 calls. */
 static g2z_status g2zx_time_exchange(const g2zx_message *m, const g2zx_collective *c,
                                      g2z_summary *s) {
   g2z_comm *comm = m->comm;
@@ -1202,8 +1203,9 @@ static g2z_status g2zx_time_exchange(const g2zx_message *m, const g2zx_collectiv
 
 #define G2ZX_COPIES 5 /* the first is not timed: it touches pages and opens paths */
 
-/* The fastest of several copies on the CPU; on a GPU, from its memory into another GPU's by copy
- * engine. *seconds stays NaN if there is no other GPU, or if that GPU is exclusive or full. */
+/* Times several copies and keeps the fastest: on a CPU within its memory, on a GPU from its memory
+ * to another GPU by copy engine. *seconds stays NaN if there is no other GPU, or if that GPU is
+ * exclusive or full. */
 static g2z_status g2zx_time_copy(const g2z_device *device, size_t bytes, double *seconds) {
   char *from = NULL, *to = NULL;
   double begin;
@@ -1220,7 +1222,7 @@ static g2z_status g2zx_time_copy(const g2z_device *device, size_t bytes, double 
       cudaSetDevice(there);
       cudaMalloc((void **)&to, bytes);
       error = cudaSetDevice(here);
-      (void)cudaGetLastError(); /* of the calls that may fail */
+      (void)cudaGetLastError(); /* the calls above may fail */
     }
     for (int i = 0; i < G2ZX_COPIES && from && to && error == cudaSuccess; i++) {
       begin = g2z_seconds();
@@ -1380,7 +1382,7 @@ static g2z_status g2zx_check_job(const g2zx_experiment *e, int stage, g2zx_job *
   if (e->device == G2Z_DEVICE_CUDA && j->world > gpus)
     return g2z_fail(services, G2Z_UNSUPPORTED, "GPUs needed: %d; this process finds %d",
                     j->world, gpus);
-  if (e->device == G2Z_DEVICE_CPU) { /* it lacks a type */
+  if (e->device == G2Z_DEVICE_CPU) { /* the CPU does not have every dtype */
     g2z_device *device;
     G2Z_TRY(g2z_device_create(services, e->device, train->dtype, train->dtype, &device));
     g2z_device_free(device);
@@ -1466,7 +1468,7 @@ static g2z_status g2zx_add_job(g2zx_experiment *e, double world, double stage, d
   if (e->dtypes.count > 1) parts[DTYPE] = g2z_dtype_text(j->train.dtype);
   if (e->sizes.count > 1) parts[SIZE] = mib;
   if (e->ranks.count > 1) parts[RANKS] = ranks;
-  const int on_x = e->row->command == G2Z_BENCH_buckets ? SIZE : RANKS; /* axis of its charts */
+  const int on_x = e->row->command == G2Z_BENCH_buckets ? SIZE : RANKS; /* x axis of its charts */
   for (int k = 0; k < PARTS; k++) {
     if (*parts[k]) g2zx_add_name(p->name, sizeof p->name, parts[k]);
     if (*parts[k] && k != on_x) g2zx_add_name(p->series, sizeof p->series, parts[k]);
@@ -1525,7 +1527,7 @@ static void g2zx_observe(void *user) {
   g2zx_observer *seen = (g2zx_observer *)user;
   char piece[4096];
   ssize_t got;
-  if (g2zx_stop) raise(g2zx_stop); /* it came before the ranks started: deliver it now */
+  if (g2zx_stop) raise(g2zx_stop); /* a signal that came before the ranks started */
   while (seen->smi && seen->output && (got = read(fileno(seen->smi), piece, sizeof piece)) > 0) {
     if (!seen->in_line) fprintf(seen->output, "@ %f\n", g2z_seconds());
     fwrite(piece, 1, (size_t)got, seen->output);
@@ -1706,7 +1708,7 @@ static g2z_status g2zx_write_tokens(g2zx_experiment *e) {
     if (j->point.outcome == G2Z_OUTCOME_OK && most > wanted) wanted = most;
   }
   e->tokens = g2z_path_in(e->out, "tokens.bin");
-  wanted++; /* the last target */
+  wanted++; /* the target of the last token */
   const size_t drawn = wanted < block ? wanted : block;
   G2Z_TRY(g2z_zipf_tokens(e->services, e->o->train.seed, e->o->train.model.vocab, drawn, &tokens));
   g2z_status status = g2z_shard_writer_create(e->services, e->tokens.text, G2Z_SHARD_LLMC, 0,
@@ -1943,7 +1945,7 @@ static g2z_status g2zx_report(g2z_services *services, const g2z_bench *o) {
     status = g2z_fail(services, G2Z_BAD_ARGUMENT, "%.600s is a run with its own report.html: "
                       "choose another place, --out DIR", out);
   if (status == G2Z_OK && o->out) status = g2z_make_directory(services, o->out);
-  /* A file that is there must be such a page. */
+  /* An existing file is only replaced if bench report wrote it. */
   char *old = NULL;
   size_t bytes = 0;
   if (status == G2Z_OK) status = g2z_is_there(services, path.text, &there);

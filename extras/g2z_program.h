@@ -33,11 +33,11 @@ typedef enum g2z_flag_kind {
   G2Z_FLAG_GROUP,    /* no flag: a heading of the help text */
   G2Z_FLAG_SWITCH,   /* int: becomes 1; takes no value */
   G2Z_FLAG_TEXT,     /* const char *: points into argv */
-  G2Z_FLAG_GLOB,     /* the same for a file pattern. A second, different value is an error, since
-                      * the files of the first pattern would not be used */
+  G2Z_FLAG_GLOB,     /* const char *: a file pattern. A second, different pattern is an error: the
+                      * files of the first would not be used */
   G2Z_FLAG_TEXTS,    /* g2z_texts: appends all arguments up to the next flag */
-  G2Z_FLAG_GLOBS,    /* g2z_texts: appends one file pattern, unless it has that already. With a
-                      * weight, "GLOB:WEIGHT", a second one is an error: it would not add up */
+  G2Z_FLAG_GLOBS,    /* g2z_texts: appends one file pattern; a repeated pattern counts once. A
+                      * repeated "GLOB:WEIGHT" is an error: weights do not add up */
   G2Z_FLAG_CHOICE,   /* int or enum: the index of the given word in `value` */
   G2Z_FLAG_INT,      /* int */
   G2Z_FLAG_INT64,    /* int64_t */
@@ -61,22 +61,23 @@ typedef struct g2z_flag {
   const char *help;
 } g2z_flag;
 
-/* The arguments begin at argv[first]: 1, or 2 after a sub-command. Arguments that are not flags are
- * moved to the front, from argv[first] on, and *rest is their number; with rest NULL they are an
- * error. If a flag is unknown here but known from another program, the error names the flag to use
- * here. -h is --help. */
+/* The arguments begin at argv[first]: 1, or 2 after a sub-command. Arguments that are not flags
+ * move to the front, to argv[first] and the places after it, and *rest becomes their number. If
+ * rest is NULL, such an argument is an error. The error for another program's flag names this
+ * program's flag. -h is --help. */
 G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags, int count,
                                    int argc, char **argv, int first, int *rest);
 /* The table as text. Print it before parsing: it shows the values of the destinations. */
 G2Z_API void g2z_flags_print(const g2z_flag *flags, int count,
                              void (*line)(void *user, const char *text), void *user);
-/* The table as arguments, for a program that starts itself: the words of `first`, then one
+/* The table as arguments, for a program that starts itself again: the words of `first`, then one
  * "--name=VALUE" for each flag whose destination holds a value in its range. The parser reads back
  * exactly the same value. The list ends with NULL and is freed with g2z_release. */
 G2Z_API g2z_status g2z_flags_arguments(g2z_services *services, const g2z_flag *flags, int count,
                                        const char *const *first, int first_count, char ***argv);
-/* The weight of a pattern of --train, "0.7" of "A_*.bin:0.7", in `glob`; NULL: it has none. As in
- * the library, the whole name of a file is no weight, whatever it ends in. */
+/* The weight in a pattern of --train, such as "0.7" in "A_*.bin:0.7": a pointer into `glob`, or
+ * NULL if it has none. If a file is called like the whole pattern, the end of its name is no
+ * weight; the library reads patterns in the same way. */
 G2Z_API const char *g2z_glob_weight(const char *glob);
 /* argv as one line that a shell splits into the same words; freed with g2z_release. */
 G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const *argv,
@@ -89,7 +90,7 @@ G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const 
 #define G2Z_EXIT_STOPPED 75  /* a stop was requested; the state is saved if there is a run_dir */
 
 typedef struct g2z_job {    /* processes that this one starts and supervises */
-  int ranks;                      /* number of processes; one rank is a separate process, too */
+  int ranks;                      /* number of processes; 1 starts a separate process, too */
   char **argv;                    /* of each rank: the program, arguments, NULL */
   const char *output;             /* file for the ranks' output; NULL: this process's output */
   void (*watch)(void *user);      /* called at the start, then ten times a second; NULL: never */
@@ -125,8 +126,8 @@ G2Z_API g2z_shown g2z_utf8_show(const unsigned char *at, const unsigned char *en
 /* `text` as one word of a shell command: plain, in '...', or in bash's $'...' if it holds control
  * characters or invalid UTF-8. Returns `word`, which becomes "..." if it has too little room. */
 G2Z_API const char *g2z_shell_word(const char *text, char *word, size_t room);
-/* `text` as a string of JSON, with its quotes; characters are those of g2z_utf8_show. Returns
- * `word`, which takes at most G2Z_JSON_WORD bytes for a text of so many bytes. */
+/* `text` as a string of JSON, with its quotes; replaces the characters that g2z_utf8_show replaces.
+ * Returns `word`, which needs room for G2Z_JSON_WORD(strlen(text)) bytes. */
 #define G2Z_JSON_WORD(bytes) (3 * (bytes) + 3)
 G2Z_API const char *g2z_json_word(const char *text, char *word);
 
@@ -178,7 +179,7 @@ extern "C" {
  * Law: a value is read completely or refused. Nothing is guessed, and the error names an unknown
  * flag. */
 
-/* An empty argument, as "" in messages. */
+/* An argument in messages: an empty one is shown as "". */
 static const char *g2zg_shown(const char *text) { return text[0] ? text : "\"\""; }
 
 static const g2z_flag *g2zg_flag_find(const g2z_flag *flags, int count, const char *name,
@@ -311,7 +312,8 @@ static int g2zg_same_name(const char *theirs, size_t bytes, const char *name, si
   return same == length && same == bytes;
 }
 
-/* What to type for another program's flag; NULL: unknown, or this program has no such flag. */
+/* What to type here for another program's flag; NULL: that flag is not known, or this program has
+ * no flag for it. */
 static const char *g2zg_flag_foreign(const g2z_flag *flags, int count, const char *name,
                                      size_t length) {
   static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789-";
@@ -496,7 +498,7 @@ G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags
   return G2Z_OK;
 }
 
-/* The default as text; empty if the destination holds none. */
+/* Writes the default as text; "" if the destination holds none. */
 static void g2zg_flag_default(const g2z_flag *flag, char text[64]) {
   text[0] = 0;
   double number = 0, minimum = flag->minimum, maximum = flag->maximum;
@@ -674,9 +676,9 @@ static g2z_status g2zg_spawn_environment(g2zg_spawn *spawn) {
   return G2Z_OK;
 }
 
-/* Starts one rank in a new process group. In this group, a signal from a terminal or `timeout`
- * would reach the rank twice, and a second signal ends it at once. The pipe, which exec closes,
- * reports why exec failed. */
+/* Starts one rank in a new process group. In the parent's group, a signal from a terminal or from
+ * `timeout` would reach the rank twice, and a second signal ends it at once. A successful exec
+ * closes the pipe; if exec fails, the pipe carries errno. */
 static g2z_status g2zg_spawn_one(g2zg_spawn *spawn, int rank) {
   extern char **environ;
   int ends[2], error = 0;
@@ -693,8 +695,8 @@ static g2z_status g2zg_spawn_one(g2zg_spawn *spawn, int rank) {
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* the rank dies with its parent */
 #endif
     setpgid(0, 0);
-    /* A signal that arrives before exec must not run a handler of this program. As after exec,
-     * ignored signals stay ignored. */
+    /* A signal that arrives before exec must not run a handler of this program. Ignored signals
+     * stay ignored, as exec leaves them. */
     for (size_t i = 0; i < G2Z_COUNT(g2zg_spawn_signals); i++) {
       struct sigaction action;
       if (sigaction(g2zg_spawn_signals[i], NULL, &action) != 0 || action.sa_handler == SIG_IGN)
@@ -710,7 +712,7 @@ static g2z_status g2zg_spawn_one(g2zg_spawn *spawn, int rank) {
     if (printing && getppid() == parent) {
       environ = spawn->environment;
       execv("/proc/self/exe", spawn->job->argv);
-      execvp(spawn->job->argv[0], spawn->job->argv); /* without /proc: by name */
+      execvp(spawn->job->argv[0], spawn->job->argv); /* no /proc: find it by name */
     }
     error = errno;
     g2z_write_bytes(ends[1], &error, sizeof error);
@@ -798,7 +800,7 @@ static g2z_status g2zg_spawn_all(g2zg_spawn *spawn) {
                     1e-6 * (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec);
       const size_t resident = (size_t)used.ru_maxrss * 1024; /* Linux counts KiB */
       if (resident > end->rank_bytes) end->rank_bytes = resident;
-      int code = WEXITSTATUS(ended), killed = 0; /* killed: by this signal */
+      int code = WEXITSTATUS(ended), killed = 0; /* killed: the signal */
       if (!WIFEXITED(ended)) {
         killed = WTERMSIG(ended);
         code = 128 + killed;
@@ -839,7 +841,8 @@ static g2z_status g2zg_spawn_all(g2zg_spawn *spawn) {
   return status;
 }
 
-/* Refuses to start ranks from a rank; *inside: this program started this rank. */
+/* Refuses to start ranks if another launcher started this process as a rank. *inside 1: this
+ * program started it as a rank. */
 static g2z_status g2zg_spawn_check(g2z_services *services, int ranks, int *inside) {
   g2z_place place;
   *inside = 0;

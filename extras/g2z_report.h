@@ -156,8 +156,8 @@ G2Z_API void g2z_events_free(g2z_events *events); /* NULL is fine */
 
 /* Sorts the values. NaN if there are none, or if one of them is NaN. */
 G2Z_API double g2z_median(double *values, size_t count);
-/* Sorts the values. Returns the smallest one that at least `percent` percent of the values do not
- * exceed (nearest rank); NaN as above. */
+/* Sorts the values. Returns the smallest value that is as large as at least `percent` percent of
+ * them (nearest rank); NaN as g2z_median. */
 G2Z_API double g2z_percentile(double *values, size_t count, int percent);
 /* The sample's standard deviation; NaN for fewer than two values. */
 G2Z_API double g2z_deviation(const double *values, size_t count);
@@ -176,7 +176,7 @@ G2Z_API void g2z_object_free(g2z_object *object);
 G2Z_API int g2z_object_at(const g2z_object *object, const char *at, g2z_json *json);
 /* NaN: there is no number at `at`. */
 G2Z_API double g2z_object_number(const g2z_object *object, const char *at);
-/* Copies the text at `at`, cut off where `out` is full. "": there is none, or it takes 8 KiB. */
+/* Copies the text at `at`, cut off after 8 KiB or where `out` is full. "": there is none. */
 G2Z_API void g2z_object_copy(const g2z_object *object, const char *at, char *out, size_t room);
 /* 1: *json is inside the array at `at`, before its first element. */
 G2Z_API int g2z_object_list(const g2z_object *object, const char *at, g2z_json *json);
@@ -192,14 +192,15 @@ typedef struct g2z_results {
   g2z_path *reports;            /* files NAME_report.json, unless `show` is NULL */
   size_t report_count, report_capacity;
   size_t left_out;              /* number of runs that have not ended */
-  /* NULL, or it reads one of these files and puts its part of the page, before the runs. */
+  /* Reads one of `reports` and puts its part of the page, which precedes the runs. NULL: these
+   * files are not looked for. */
   g2z_status (*show)(g2z_services *services, const char *path, g2z_page *page);
 } g2z_results;
 G2Z_API g2z_status g2z_results_create(g2z_services *services, g2z_results **out);
 G2Z_API void g2z_results_free(g2z_results *results); /* NULL is fine */
 /* Adds the run and the experiments of the directory and of its subdirectories down to two levels.
  * A run that has not ended is left out, with a warning. A damaged file is a failure, and so is a
- * directory that holds neither. */
+ * directory without runs and experiments. */
 G2Z_API g2z_status g2z_results_add(g2z_results *results, const char *directory);
 G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path);
 
@@ -262,7 +263,7 @@ struct g2z_page {
   g2z_services *services;
   g2z_writer *writer;
   int open;
-  int columns, cell;                 /* of the open table; cell: cells put so far */
+  int columns, cell;                 /* of the open table; cells put in its last row */
 };
 
 /* Colours that differ in lightness and hue: colour-blind readers can distinguish them. */
@@ -318,8 +319,8 @@ static const char g2zp_page_style[] =
     ".charts{grid-template-columns:1fr 1fr}.scroll{overflow:visible}"
     "h2{break-after:avoid}tr{break-inside:avoid}}\n";
 
-/* Escapes markup. Bytes that are not UTF-8 or that control a terminal become U+FFFD. Writes the
- * text between two pieces of markup. */
+/* Writes `open`, the text with its markup escaped, and `close`. Bytes that are not UTF-8 or that
+ * control a terminal become U+FFFD. */
 static void g2zp_element(g2z_writer *writer, const char *open, const char *text,
                          const char *close) {
   static const char marks[] = "&<>\"'";
@@ -460,7 +461,7 @@ typedef struct g2zp_scale {
   int ticks;
 } g2zp_scale;
 
-typedef struct g2zp_extent {         /* all values on an axis */
+typedef struct g2zp_extent {         /* the range of all values on an axis */
   double low, high, positive;        /* `positive`: the smallest above 0; NaN: none */
   int whole;                         /* all are integers */
 } g2zp_extent;
@@ -523,8 +524,8 @@ static void g2zp_scale_make(g2zp_scale *s, const g2zp_extent *e, g2z_axis axis, 
       s->low -= margin;
       s->high += margin;
     }
-    /* The step is 1, 2, 2.5 or 5 times a power of ten; about five steps make up the span. A step of
-     * 2.5 would put integers between ticks. */
+    /* The step is 1, 2, 2.5 or 5 times a power of ten; about five steps make up the span. Integers
+     * get no step of 2.5, which would put ticks between them. */
     const double raw = (s->high - s->low) / 5, power = pow(10, floor(log10(raw)));
     const double lead = raw / power;
     if (lead <= 1) s->step = power;
@@ -538,7 +539,7 @@ static void g2zp_scale_make(g2zp_scale *s, const g2zp_extent *e, g2z_axis axis, 
       s->high = ceil(s->high / s->step - 1e-6) * s->step;
     }
   }
-  if (s->log) { /* few decades: 1, 2, 5; else powers of ten, or every n-th */
+  if (s->log) { /* over few decades ticks at 1, 2, 5, 10, ..., else at every n-th power of ten */
     static const int leads[] = {1, 2, 5};
     int first = (int)floor(log10(s->low) + 1e-9), last = (int)floor(log10(s->high) + 1e-9);
     int every = (last - first) / 6 + 1, fine = log10(s->high / s->low) < 2.5;
@@ -723,7 +724,7 @@ G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart) {
   g2z_axis x_axis = chart->x_axis;
   char text[32];
   size_t groups = 0;
-  double widest = 0; /* characters left of the y axis */
+  double widest = 0; /* characters of the longest text left of the y axis */
   double height = G2ZP_CHART_HEIGHT;
   G2Z_ASSERT(chart->series_count > 0 && chart->series_count <= G2Z_CHART_SERIES);
   g2zp_page_open(page, G2ZP_PAGE_CHARTS);
@@ -753,7 +754,7 @@ G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart) {
     widest = fmax(widest, (double)strlen(chart->labels[at]));
   x.from = fmin(12 + G2ZP_CHART_DIGIT * widest, 0.45 * G2ZP_CHART_WIDTH);
   if (bars) {
-    x.to = G2ZP_CHART_WIDTH - (12 + G2ZP_CHART_DIGIT * 7); /* the longest bar's value */
+    x.to = G2ZP_CHART_WIDTH - (12 + G2ZP_CHART_DIGIT * 7); /* room for a value */
     y.to = 4;
     y.from = y.to + group * (double)groups;
     height = y.from + 24;
@@ -874,7 +875,7 @@ G2Z_API int g2z_object_next(const g2z_object *object, g2z_json *json, g2z_object
 G2Z_API void g2z_object_copy(const g2z_object *object, const char *at, char *out, size_t room) {
   g2z_json json;
   char whole[G2ZP_TEXT];
-  size_t cut = 0; /* after a whole escape */
+  size_t cut = 0; /* bytes to copy, which end after a whole escape */
   out[0] = 0;
   if (!g2z_object_at(object, at, &json) || g2z_json_peek(&json) != '"') return;
   g2z_json_text text = g2z_json_string(&json);
@@ -1000,8 +1001,8 @@ static unsigned char *g2zp_event_field(unsigned char *to, int field, int type, c
   return to + count;
 }
 
-/* Writes a record of tensorflow/core/lib/io/record_writer.h: u64 length, its masked CRC-32C, a
- * protobuf Event { wall_time, step, `field` }, its masked CRC-32C. */
+/* Writes a record as tensorflow/core/lib/io/record_writer.h does: the length of an event as u64,
+ * the length's masked CRC-32C, the protobuf Event { wall_time, step, `field` }, the event's. */
 static g2z_status g2zp_event_write(g2z_events *e, int64_t step, int field, const void *bytes,
                                    size_t count) {
   unsigned char data[G2ZP_EVENT_BYTES + 64], *end = data;
@@ -1070,8 +1071,8 @@ static g2z_status g2zp_event_line(g2z_events *e, const g2zp_line *line) {
   return g2zp_event_scalars(e, step, &evaluation, 1);
 }
 
-/* Puts the lines that metrics.jsonl has from `first_step` on. A damaged line has no events, as it
- * has no place in report.html, which names it. */
+/* Puts the lines that metrics.jsonl has from `first_step` on. A damaged line has no events;
+ * g2z_report_run refuses it and names it. */
 static g2z_status g2zp_events_again(g2z_events *e, const char *path, int64_t first_step) {
   char *text;
   size_t bytes;
@@ -1151,10 +1152,10 @@ G2Z_API void g2z_events_free(g2z_events *e) {
   X(TARGETS, target_step)     /* the validation that reached --target-loss */              \
   X(TARGETS, target_loss)                                                                  \
   X(EVALUATIONS, eval_step)                                                                \
-  X(EVALUATIONS, eval_loss_0) /* of the first file of --eval, and so on */                 \
+  X(EVALUATIONS, eval_loss_0) /* loss on the first file of --eval */                       \
   X(EVALUATIONS, eval_loss_1)                                                              \
   X(EVALUATIONS, eval_loss_2)                                                              \
-  X(EVALUATIONS, eval_acc_0)                                                               \
+  X(EVALUATIONS, eval_acc_0)  /* accuracy on the first file */                             \
   X(EVALUATIONS, eval_acc_1)                                                               \
   X(EVALUATIONS, eval_acc_2)
 
@@ -1182,13 +1183,13 @@ static const struct { int loss, accuracy; } g2zp_eval_files[] = {
 typedef struct g2zp_curves {
   double *column[G2ZP_COLUMNS];      /* [count of its group]; one allocation */
   size_t count[G2ZP_GROUPS];
-  char val_set[64];                  /* what the last validation was measured over, */
-  size_t first;                      /* and the first of those that were measured over the same */
-  size_t best;                       /* of these the one with the lowest loss */
-  size_t reached;                    /* the first one at or below the loss to compare by; too large:
-                                      * none, or another run trained the first steps */
-  double per_nat;                    /* val_measure over val_loss */
-  char eval_name[G2ZP_COLUMNS][96];  /* of the columns of files of --eval */
+  char val_set[64];                  /* the tokens of the last validation */
+  size_t first;                      /* from this validation on, all are over val_set */
+  size_t best;                       /* of these, the validation with the lowest loss */
+  size_t reached;                    /* the first validation at or below the level to compare by;
+                                      * too large: none, or another run trained the first steps */
+  double per_nat;                    /* val_measure divided by val_loss */
+  char eval_name[G2ZP_COLUMNS][96];  /* names of the columns of --eval; other names are "" */
   double spent_s[6];                 /* in the order of g2zp_spent_names */
 } g2zp_curves;
 
@@ -1272,7 +1273,7 @@ static g2z_status g2zp_curves_read(g2z_services *services, const char *run_dir,
   if (status == G2Z_OK)
     status = g2z_allocate(services, lines, G2ZP_COLUMNS * sizeof(double), &values);
   for (size_t i = 0; i < G2ZP_COLUMNS && values; i++) c->column[i] = values + i * lines;
-  const char *at = text;             /* the run may still write the rest of an incomplete line */
+  const char *at = text;             /* leaves out an incomplete last line: the run still writes */
   for (size_t number = 1; number <= lines && status == G2Z_OK; number++) {
     const char *end = (const char *)memchr(at, '\n', bytes - (size_t)(at - text));
     g2zp_line line;
@@ -1404,8 +1405,8 @@ static const g2zp_fact g2zp_run_facts[] = {
     {"commit", "git_commit", "git_commit", NULL, 1},
     {"command", "command_line", "command_line", NULL, 1}};
 #define G2ZP_COMPARED 22
-/* From this fact on: four facts on which a loss depends besides the model, then two of the text, on
- * which bits per byte depend. */
+/* Six facts begin here. Besides the model, a loss depends on the first four. Bits per byte depend
+ * on the text, which the last two describe. */
 static const g2zp_fact *const g2zp_measured = g2zp_run_facts + G2ZP_COMPARED - 1;
 enum { G2ZP_OF_LOSS = 4, G2ZP_OF_TEXT = 5, G2ZP_MEASURED = 6 };
 
@@ -1936,7 +1937,7 @@ static g2z_status g2zp_results_entry(g2z_results *results, const char *directory
   if (strcmp(name, "training_metrics.json") == 0) {
     G2Z_TRY(G2Z_GROW(services, &results->runs, &results->run_capacity, results->run_count,
                      results->run_count + 1));
-    g2z_object *run = &results->runs[results->run_count++]; /* a failure frees it, too */
+    g2z_object *run = &results->runs[results->run_count++]; /* freed after a failure, too */
     G2Z_TRY(g2zp_read_run(services, directory, run));
     *strrchr(run->path, '/') = 0;
     return G2Z_OK;
@@ -2049,7 +2050,7 @@ static double g2zp_reached(const g2zp_curves *c, int column) {
  * of the same text are one measure in every vocabulary. Between other runs there is none. */
 typedef enum g2zp_measure { G2ZP_LOSS, G2ZP_BITS, G2ZP_NO_MEASURE } g2zp_measure;
 
-/* 1 if the fact is the same in all runs that validated, as far as it is known; *known: in all. */
+/* 0: two runs that validated differ in this fact. *known 1: all runs that validated have it. */
 static int g2zp_same(const g2z_object *runs, const g2zp_curves *curves, size_t count,
                      const g2zp_fact *fact, int *known) {
   char first[G2ZP_CELL] = "", text[G2ZP_CELL];
@@ -2109,9 +2110,9 @@ static g2zp_measure g2zp_page_measure(g2z_page *page, const g2z_object *runs, g2
 }
 
 /* Puts a table of validation losses, and of the steps, tokens and seconds until each run reached
- * the same level of the common measure. The level is --target-loss if all runs that give it give
- * the same and losses are the measure; else it is the highest of the best values, which every run
- * reached. Returns this level; NaN: nothing to compare. */
+ * the same level of the common measure. The level is --target-loss if losses are the measure and
+ * runs do not differ in their targets. Else it is the highest of the runs' best values, which every
+ * run reached. Returns this level; NaN: nothing to compare. */
 static double g2zp_page_validations(g2z_page *page, const g2z_object *runs, g2zp_curves *curves,
                                     size_t count, g2zp_measure *measure) {
   static const char *const bits_at = "summary.best_val_bits_per_byte";
@@ -2124,10 +2125,10 @@ static double g2zp_page_validations(g2z_page *page, const g2z_object *runs, g2zp
                            "steps", "relative steps", "tokens", "relative tokens", "seconds",
                            "relative seconds"};
   double level = NAN, target = NAN, most[3] = {NAN, NAN, NAN};
-  const char *slowest = NULL;        /* no run needed more steps, `most` */
+  const char *slowest = NULL;        /* the run that needed most steps; `most` has its figures */
   size_t validated = 0;
   int by_target = 1;                 /* 0: there is none, or two differ */
-  int columns = 4;                   /* without those that need `bits` or `slowest` */
+  int columns = 4;                   /* of the table; `bits` and `slowest` add some */
   int bits = 0;                      /* 1: a run knows its bits per byte */
   char cell[G2ZP_CELL];
   for (size_t r = 0; r < count; r++) {
