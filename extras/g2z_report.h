@@ -1882,17 +1882,22 @@ static int g2zp_double_order(const void *a, const void *b) {
   return (left > right) - (left < right);
 }
 
-G2Z_API double g2z_median(double *values, size_t count) {
-  if (count == 0) return NAN; /* qsort must not get NULL */
+/* 0: there are no values, or one of them is NaN and has no place in an order. */
+static int g2zp_sort(double *values, size_t count) {
+  if (count == 0) return 0; /* qsort must not get NULL */
   for (size_t i = 0; i < count; i++)
-    if (isnan(values[i])) return NAN;
+    if (isnan(values[i])) return 0;
   qsort(values, count, sizeof *values, g2zp_double_order);
+  return 1;
+}
+
+G2Z_API double g2z_median(double *values, size_t count) {
+  if (!g2zp_sort(values, count)) return NAN;
   return 0.5 * (values[(count - 1) / 2] + values[count / 2]);
 }
 
 G2Z_API double g2z_percentile(double *values, size_t count, int percent) {
-  if (count == 0) return NAN;
-  qsort(values, count, sizeof *values, g2zp_double_order);
+  if (!g2zp_sort(values, count)) return NAN;
   return values[(count * (size_t)percent + 99) / 100 - 1];
 }
 

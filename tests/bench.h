@@ -8,6 +8,9 @@ static void test_statistics(g2z_test *t) {
   CHECK_NEAR(t, g2z_median(odd, 3), 2, 0);
   CHECK_NEAR(t, g2z_median(even, 4), 2.5, 0);
   CHECK(t, isnan(g2z_median(holes, 3)) && isnan(g2z_median(NULL, 0)));
+  CHECK_NEAR(t, g2z_percentile(odd, 3, 67), 3, 0);
+  CHECK_NEAR(t, g2z_percentile(odd, 3, 66), 2, 0);
+  CHECK(t, isnan(g2z_percentile(holes, 3, 95)) && isnan(g2z_percentile(NULL, 0, 50)));
   CHECK_NEAR(t, g2z_deviation(same, 8), sqrt(32.0 / 7), 1e-12);
   CHECK(t, isnan(g2z_deviation(odd, 1)));
 }
