@@ -7,6 +7,7 @@
 #define GPT2_ZERO_IMPLEMENTATION
 #endif
 #include "gpt2_zero.h"
+#include "extras/g2z_command.h"
 #include "extras/g2z_experiment.h"
 #include "extras/g2z_report.h"
 #include "extras/g2z_run.h"

@@ -16,6 +16,7 @@
 #error "g2z_experiment.h: include gpt2_zero.h before it"
 #endif
 
+#include "g2z_command.h"
 #include "g2z_program.h"
 #include "g2z_report.h"
 #include "g2z_run.h"

@@ -81,6 +81,7 @@
 
 #define GPT2_ZERO_IMPLEMENTATION
 #include "gpt2_zero.h"
+#include "extras/g2z_command.h"
 #include "extras/g2z_report.h"
 #include "extras/g2z_run.h"
 #include "extras/g2z_text.h"

@@ -1,0 +1,779 @@
+/* g2z_command.h: the command line of a training program: its flags, and what it does before and
+ * after the loop over g2z_run_next. train.cu uses all of it. MIT licence.
+ *
+ * QUICK START
+ *     g2z_run_options o = g2z_run_options_default();
+ *     status = g2z_run_options_parse(&services, argc, argv, &o);
+ *     status = g2z_run_options_spawn(&services, &o, argv, &is_parent, &code);  // --ranks, --gpus
+ *     context_config = g2z_context_config_default(&services);
+ *     status = g2z_run_options_settle(&services, &o, &context_config);
+ *     status = g2z_run_launch(&o, &context_config, &context, &run);     // then g2z_run.h's loop
+ *
+ * Names that begin with g2zr_ or G2ZR_ are private.
+ *
+ * CONTENTS: command line */
+
+#ifndef G2Z_COMMAND_INCLUDED
+#define G2Z_COMMAND_INCLUDED
+
+#ifndef G2Z_INCLUDED
+#error "g2z_command.h: include gpt2_zero.h before it"
+#endif
+
+#include "g2z_program.h"
+#include "g2z_run.h"
+#include "g2z_text.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ===== command line ======================================================
+ * A process has one g2z_run_options: run and context keep pointers into it (QUICK START). */
+
+typedef struct g2z_run_options {
+  g2z_run_config run;
+  const char *model, *run_dir;
+  g2z_model_config shape;      /* overrides the model's; 0 here and below: see --help */
+  int seq, accum, global_batch, device, dtype, zero;
+  int64_t steps;
+  float loss_scale;
+  int ranks, gpus;
+  float join_timeout, silence_timeout, hang_timeout;
+  const char *run_id;
+  int nccl_logs, profile_mode;
+  int dry_run, help, version;  /* requests to the program */
+  g2z_texts train;             /* each --train; */
+  char *train_text;            /* all of them, one per line */
+  char run_dir_text[1024], weights_text[1040], vocab_text[4128];
+  g2z_ranks *met;              /* NULL until all ranks have met and know rank 0's run_dir */
+} g2z_run_options;
+
+G2Z_API g2z_run_options g2z_run_options_default(void);
+/* Members of `wanted` that are not 0 replace those of `config`. If it gives channels but no heads,
+ * there is one head per 64 channels. */
+G2Z_API void g2z_shape_override(g2z_model_config *config, const g2z_model_config *wanted);
+/* A flag with the type and the bounds of a setting of the library. */
+G2Z_API g2z_flag g2z_setting_flag(const char *name, const char *setting, void *destination,
+                                  const char *help);
+G2Z_API g2z_status g2z_run_options_parse(g2z_services *services, int argc, char **argv,
+                                         g2z_run_options *options);
+G2Z_API void g2z_run_options_free(g2z_services *services, g2z_run_options *options);
+/* A sentence of the library in the words of the command line: "heads=7" becomes "--heads 7".
+ * Returns `out`, which has the sentence as it is if that names a flag already. */
+G2Z_API const char *g2z_run_options_words(const char *sentence, char *out, size_t room);
+/* The table of flags for --help. */
+G2Z_API void g2z_run_options_print(void (*line)(void *user, const char *text), void *user);
+/* Prints a plan as a table, one call of `line` per line. It compares the plan with `free_bytes` of
+ * memory (0: unknown) and gives the largest B that fits. */
+G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
+                            void (*line)(void *user, const char *text), void *user);
+/* --ranks and --gpus: this process starts the ranks and waits for them, or is one of them. Returns
+ * the results of g2z_ranks_spawn; without these flags *is_parent is 0. */
+G2Z_API g2z_status g2z_run_options_spawn(g2z_services *services, const g2z_run_options *options,
+                                         char **argv, int *is_parent, int *code);
+/* Checks flags against each other, and completes options->run and *context. */
+G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_options *options,
+                                          g2z_context_config *context);
+
+/* Meets the other ranks and opens the run. With --nccl-logs, NCCL logs into the run directory. All
+ * ranks use rank 0's directory: its name may contain the time. */
+G2Z_API g2z_status g2z_run_launch(g2z_run_options *options, const g2z_context_config *config,
+                                  g2z_context **context, g2z_run **run);
+/* For an on_fault: writes this rank's flight recorder, and RUN_FAILED.json unless another rank is
+ * writing it. Before all ranks have met it does nothing: there is no directory yet. */
+G2Z_API void g2z_run_write_fault(const g2z_run_options *options, const g2z_fault *fault);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* G2Z_COMMAND_INCLUDED */
+
+#if defined(GPT2_ZERO_IMPLEMENTATION) && !defined(G2Z_COMMAND_IMPLEMENTED)
+#define G2Z_COMMAND_IMPLEMENTED
+
+#include <errno.h>
+#include <glob.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ===== command line ======================================================
+ * In:  argv. Out: a config, ranks that have met, and files about the launch and its end.
+ * Law: every flag is in one table. All flags are checked before a file is written. */
+
+/* The flags: parser, --help and docs/flags.md come from this list. g2z_run_options_default sets the
+ * defaults. --help shows a default that is in the range; for others the text has it in brackets. */
+#define G2ZR_FLAG_LIST                                                                            \
+  GROUP("Data")                                                                                   \
+  /* name, [kind or setting, destination, [least, most,] value,] help */                          \
+  PLAIN("train", GLOBS, train, "GLOB[:WEIGHT]",                                                   \
+       "token shards; repeat it to mix by WEIGHT; without it: validate, score, generate")         \
+  PLAIN("val", GLOB, run.val_glob, "GLOB", "token shards to validate on")                         \
+  PLAIN("vocab", TEXT, run.vocab, "FILE",                                                         \
+       "tokenizer of the shards: vocab.bpe, merges.txt, tokenizer.json, ...")                     \
+  GROUP("Model")                                                                                  \
+  PLAIN("model", TEXT, model, "NAME", "gpt2, gpt2-medium, gpt2-large or gpt2-xl [gpt2]")          \
+  SHAPE("layers", layers, "number of layers; overrides --model")                                  \
+  SHAPE("channels", channels, "width of the residual stream")                                     \
+  SHAPE("heads", heads, "attention heads; divides channels [channels / 64]")                      \
+  SHAPE("context", context, "longest sequence, in tokens [1024]")                                 \
+  SHAPE("vocab-size", vocab, "size of the vocabulary [the size of --vocab, or 50257]")            \
+  TRAIN("dropout", dropout, "dropout probability of embedding, attention, projections")           \
+  PLAIN("init-from", TEXT, run.train.init_from, "DIR",                                            \
+       "start from DIR/model.safetensors and config.json, as Hugging Face writes")                \
+  GROUP("Batch and length")                                                                       \
+  TRAIN("batch", batch, "sequences per micro-step and rank")                                      \
+  SETTING("seq", seq, seq, "tokens per sequence [context]")                                       \
+  SETTING("accum", accum, accum, "micro-steps per step [1]")                                      \
+  FLAG("global-batch", INT, global_batch, 1, 2147483647, "N",                                     \
+       "sequences per step, a multiple of batch x ranks; sets --accum")                           \
+  SETTING("steps", steps, steps, "length of the training and of its schedule")                    \
+  FLAG("epochs", INT64, run.epochs, 1, 1e6, "N", "training length in passes over the shards [1]") \
+  STEPS("max-train-steps", run.max_train_steps, "stop after this many steps of the schedule")     \
+  GROUP("Optimizer")                                                                              \
+  SETTING("optimizer", optimizer, run.train.optimizer.kind,                                       \
+       "muon: for the blocks' matrices; needs fewer steps at the same --lr")                      \
+  OPTIMIZER("lr", lr, "peak learning rate")                                                       \
+  OPTIMIZER("schedule", schedule, "shape of the learning rate over the steps")                    \
+  OPTIMIZER("warmup", warmup, "steps of linear warm-up [a tenth of the steps, at most 1000]")     \
+  OPTIMIZER("min-lr", min_lr, "learning rate at the end [a tenth of --lr]")                       \
+  OPTIMIZER("weight-decay", weight_decay, "weight decay of matrices")                             \
+  OPTIMIZER("beta1", beta1, "AdamW's decay of the mean of gradients")                             \
+  OPTIMIZER("beta2", beta2, "AdamW's decay of their variance")                                    \
+  OPTIMIZER("eps", eps, "in AdamW's denominator")                                                 \
+  SETTING("moments", moments, run.train.optimizer.moments_bf16,                                   \
+          "type of AdamW's m and v; bf16: half their memory on a GPU")                            \
+  OPTIMIZER("momentum", momentum, "Muon's decay of the mean of gradients")                        \
+  OPTIMIZER("clip", clip, "scale gradients down to this global norm; 0: off")                     \
+  OPTIMIZER("skip-spikes", skip_spikes,                                                           \
+       "skip steps whose gradient norm is X deviations above its mean; 0: off")                   \
+  GROUP("Numbers and device")                                                                     \
+  PLAIN("device", CHOICE, device, G2Z_DEVICE_LIST(G2Z_LIST_WORD), "[cuda if there is one]")       \
+  SETTING("dtype", dtype, dtype, "[fp16 on cuda, fp32 on cpu]")                                   \
+  TRAIN("fp8", fp8,                                                                               \
+       "8-bit products (Hopper): logits; forward: also linear ops; all: also gradients, in fp16") \
+  SETTING("loss-scale", loss_scale, loss_scale, "fixed loss scale for fp16 [dynamic]")            \
+  OPTIMIZER("loss-scale-window", loss_scale_window, "good steps before a dynamic scale doubles")  \
+  TRAIN("graph", graph, "record the step as CUDA graphs")                                         \
+  TRAIN("tune", tune,                                                                             \
+       "time products' algorithms once; off: cuBLASLt's choice; own: our kernel if it fits")      \
+  PLAIN("tuning", TEXT, run.train.tuning, "FILE", "use the algorithms in a run's tuning.txt")     \
+  SETTING("zero", zero_stage, zero,                                                               \
+       "ZeRO: ranks divide 0 nothing, 1 optimizer, 2 also gradients, 3 also parameters [1]")      \
+  TRAIN("strategy", strategy, "dp: only rank 0 has the optimizer; it updates for all")            \
+  TRAIN("grad-dtype", grad_fp32, "type of gradients; fp32 for more than 2 micro-steps")           \
+  TRAIN("transport", transport, "moves gradients and parameters between GPUs; see the header")    \
+  TRAIN("bucket-mb", bucket_mb, "MiB of gradients per collective; 0: 64, at least 1.9 x ranks")   \
+  TRAIN("recompute", recompute, "block: forward runs again in backward, to save memory")          \
+  TRAIN("seed", seed, "seed of initial weights, data order, dropout")                             \
+  GROUP("Ranks")                                                                                  \
+  FLAG("ranks", INT, ranks, 1, 4096, "N", "start N ranks on this host, without a launcher")       \
+  FLAG("gpus", INT, gpus, 1, 4096, "N", "start N ranks on N GPUs of this host")                   \
+  PLAIN("run-id", TEXT, run_id, "TEXT", "job's name, if jobs share a port [the launcher's]")      \
+  FLAG("join-timeout", FLOAT, join_timeout, 0.1, 86400, "S", "seconds to wait for all ranks")     \
+  FLAG("silence-timeout", FLOAT, silence_timeout, 0.1, 86400, "S",                                \
+       "seconds of silence before a rank counts as dead")                                         \
+  FLAG("hang-timeout", FLOAT, hang_timeout, 0, 1e6, "S",                                          \
+       "seconds without progress before a rank counts as hung; 0: never")                         \
+  GROUP("Validation and samples")                                                                 \
+  STEPS("val-every", run.val_every,                                                               \
+        "steps between validations, which also follow each epoch and the last step [an epoch]")   \
+  STEPS("val-steps", run.val_steps, "batches of one validation [all]")                            \
+  STEPS("max-val-steps", run.max_val_steps, "upper limit of --val-steps")                         \
+  STEPS("patience", run.patience, "end after N validations in a row without a new lowest loss")   \
+  FLAG("target-loss", FLOAT, run.target_loss, 1e-6, 1e6, "X",                                     \
+       "mark the first validation with a loss of at most X")                                      \
+  PLAIN("eval", TEXTS, run.eval, "FILE...",                                                       \
+       "files to score: text, .jsonl, shards, questions of benchmarks; in training at its end")   \
+  STEPS("eval-every", run.eval_every, "steps between scorings of --eval [the end of the run]")    \
+  STEPS("sample-every", run.sample_every, "steps between samples [the end of the run]")           \
+  FLAG("sample-tokens", INT, run.sample_tokens, 0, 1048576, "N", "length of a sample; 0: none")   \
+  PLAIN("prompt", TEXT, run.prompt, "TEXT",                                                       \
+       "text to continue, or its end if it exceeds the context [end of text]; "                   \
+       "-: each line of standard input")                                                          \
+  FLAG("temperature", FLOAT, run.sampling.temperature, 0, 1e6, "X", "0: the likeliest token")     \
+  FLAG("top-k", INT, run.sampling.top_k, 0, 16777216, "N", "draw from the N likeliest; 0: all") \
+  FLAG("top-p", FLOAT, run.sampling.top_p, 1e-6, 1, "X", "draw from the likeliest that sum to X") \
+  PLAIN("sample-seed", UINT64, run.sampling.seed, "N", "seed of the draws")                       \
+  GROUP("Checkpoints")                                                                            \
+  STEPS("save-every", run.save_every, "steps between checkpoints; also at the end")               \
+  SWITCH("save-epochs", run.save_epochs, "save at the end of each epoch")                         \
+  FLAG("keep", INT, run.keep, 0, 2147483647, "N", "number of checkpoints to keep; 0: all")        \
+  SWITCH("keep-best", run.keep_best,                                                              \
+         "also keep the checkpoint of the lowest validation loss, and RUN_DIR/best links to it; " \
+         "with --save-every but no --keep, earlier ones stay")                                    \
+  PLAIN("resume", TEXT, run.resume, "latest|DIR",                                                 \
+       "continue from a checkpoint: DIR, or the newest in --run-dir")                             \
+  GROUP("Results")                                                                                \
+  PLAIN("run-dir", TEXT, run_dir, "DIR", "the run's files [runs/run_DATE_TIME]; none: no files")  \
+  PLAIN("save-weights", TEXT, run.save_weights, "DIR",                                            \
+       "directory for the trained model [RUN_DIR/weights]; none: no files")                       \
+  PLAIN("tensorboard", CHOICE, run.tensorboard, "|off|on", "event files in the run directory")    \
+  SWITCH("nccl-logs", nccl_logs, "write NCCL's logs and topology into RUN_DIR; or NCCL_LOGS=1")   \
+  SWITCH("dry-run", dry_run,                                                                      \
+       "print memory plan and largest batch, then end; exit code 1: it does not fit")             \
+  SWITCH("profile", run.profile, "time the parts of a step, in RUN_DIR/profiles; no graphs")      \
+  SWITCH("profile-mode", profile_mode, "print a line every 5 s, on a terminal too")               \
+  SWITCH("version", version, "print the version")                                                 \
+  SWITCH("help", help, "print this")
+
+G2Z_API g2z_run_options g2z_run_options_default(void) {
+  const g2z_ranks_config ranks = g2z_ranks_config_default();
+  g2z_run_options o;
+  memset(&o, 0, sizeof o);
+  o.run = g2z_run_config_default(G2Z_DEVICE_CPU); /* _settle sets the type for the device */
+  o.device = o.dtype = o.zero = -1;
+  o.join_timeout = (float)ranks.join_s;
+  o.silence_timeout = (float)ranks.silence_s;
+  o.hang_timeout = (float)ranks.hang_s;
+  return o;
+}
+
+G2Z_API void g2z_shape_override(g2z_model_config *config, const g2z_model_config *wanted) {
+  const int channels = wanted->channels;
+  if (wanted->layers) config->layers = wanted->layers;
+  if (channels) config->channels = channels;
+  if (wanted->heads) config->heads = wanted->heads;
+  else if (channels) config->heads = channels < 64 ? 1 : channels / 64;
+  if (wanted->context) config->context = wanted->context;
+  if (wanted->vocab) config->vocab = wanted->vocab;
+}
+
+G2Z_API g2z_flag g2z_setting_flag(const char *name, const char *setting, void *destination,
+                                  const char *help) {
+  static const g2z_flag_kind kinds[] = {G2Z_FLAG_INT, G2Z_FLAG_INT64, G2Z_FLAG_UINT64,
+                                        G2Z_FLAG_FLOAT, G2Z_FLAG_CHOICE}; /* g2z_setting_kind's */
+  const g2z_setting *s = g2z_setting_find(setting);
+  g2z_flag flag = {name, kinds[s->kind], destination, s->least, s->most, s->words, help};
+  if (!flag.value) flag.value = s->kind == G2Z_SETTING_FLOAT ? "X" : "N";
+  return flag;
+}
+
+/* Parses argv into the options, or prints their table if there is a `line`. */
+static g2z_status g2zr_options_table(g2z_services *services, g2z_run_options *o, int argc,
+                                     char **argv, void (*line)(void *user, const char *text),
+                                     void *user) {
+#define FLAG(name, kind, destination, minimum, maximum, value, help) \
+  {name, G2Z_FLAG_##kind, &o->destination, minimum, maximum, value, help},
+#define PLAIN(name, kind, destination, value, help) FLAG(name, kind, destination, 0, 0, value, help)
+#define SWITCH(name, destination, help) PLAIN(name, SWITCH, destination, "", help)
+#define STEPS(name, destination, help) \
+  FLAG(name, INT64, destination, 1, (double)G2ZR_STEPS_MOST, "N", help)
+#define SETTING(name, setting, destination, help) \
+  g2z_setting_flag(name, #setting, &o->destination, help),
+#define SHAPE(name, setting, help) SETTING(name, setting, shape.setting, help)
+#define TRAIN(name, setting, help) SETTING(name, setting, run.train.setting, help)
+#define OPTIMIZER(name, setting, help) SETTING(name, setting, run.train.optimizer.setting, help)
+#define GROUP(title) {"", G2Z_FLAG_GROUP, NULL, 0, 0, "", title ":"},
+  const g2z_flag flags[] = {G2ZR_FLAG_LIST};
+#undef FLAG
+#undef PLAIN
+#undef SWITCH
+#undef STEPS
+#undef SETTING
+#undef SHAPE
+#undef TRAIN
+#undef OPTIMIZER
+#undef GROUP
+  const int count = (int)(sizeof flags / sizeof *flags);
+  if (!line) return g2z_flags_parse(services, flags, count, argc, argv, 1, NULL);
+  g2z_flags_print(flags, count, line, user);
+  return G2Z_OK;
+}
+
+G2Z_API g2z_status g2z_run_options_parse(g2z_services *services, int argc, char **argv,
+                                         g2z_run_options *o) {
+  G2Z_TRY(g2zr_options_table(services, o, argc, argv, NULL, NULL));
+  size_t bytes = 0;
+  for (int i = 0; i < o->train.count; i++) bytes += strlen(o->train.text[i]) + 1;
+  if (bytes) G2Z_TRY(G2Z_NEW(services, bytes, &o->train_text));
+  for (int i = 0; i < o->train.count; i++)
+    strcat(strcat(o->train_text, i ? "\n" : ""), o->train.text[i]);
+  if (bytes) o->run.train.train_glob = o->train_text;
+  return G2Z_OK;
+}
+
+/* The flag of each setting of the library, from the same list. */
+#define FLAG(name, kind, destination, minimum, maximum, value, help)
+#define PLAIN(name, kind, destination, value, help)
+#define SWITCH(name, destination, help)
+#define STEPS(name, destination, help)
+#define SETTING(name, setting, destination, help) {name, #setting},
+#define SHAPE(name, setting, help) {name, #setting},
+#define TRAIN(name, setting, help) {name, #setting},
+#define OPTIMIZER(name, setting, help) {name, #setting},
+#define GROUP(title)
+static const struct { const char *flag, *setting; } g2zr_settings[] = {G2ZR_FLAG_LIST};
+#undef FLAG
+#undef PLAIN
+#undef SWITCH
+#undef STEPS
+#undef SETTING
+#undef SHAPE
+#undef TRAIN
+#undef OPTIMIZER
+#undef GROUP
+
+/* The entry of a setting, by its name or its flag's; -1: there is none. */
+static int g2zr_setting_at(const char *name, size_t length) {
+  for (size_t i = 0; i < G2Z_COUNT(g2zr_settings); i++) {
+    const char *const names[] = {g2zr_settings[i].setting, g2zr_settings[i].flag};
+    for (int k = 0; k < 2; k++)
+      if (strlen(names[k]) == length && memcmp(names[k], name, length) == 0) return (int)i;
+  }
+  return -1;
+}
+
+G2Z_API const char *g2z_run_options_words(const char *sentence, char *out, size_t room) {
+  size_t used = 0;
+  snprintf(out, room, "%s", sentence);
+  if (strncmp(sentence, "--", 2) == 0 || strstr(sentence, " --")) return out;
+  for (const char *at = sentence; *at && used < room;) { /* word by word */
+    const size_t word = strcspn(at, " ") + (at[strcspn(at, " ")] == ' ');
+    const size_t length = strspn(at, "abcdefghijklmnopqrstuvwxyz0123456789_");
+    const int entry = at[length] == '=' ? g2zr_setting_at(at, length) : -1;
+    const char *value = at + length + 1;
+    if (entry >= 0) {
+      const g2z_setting *setting = g2z_setting_find(g2zr_settings[entry].setting);
+      const size_t digits = strspn(value, "0123456789");
+      size_t bytes = digits;
+      const char *choice = setting->words && digits ? g2z_word(setting->words, atoi(value), &bytes)
+                                                    : NULL;
+      used += (size_t)snprintf(out + used, room - used, "--%s %.*s%.*s",
+                               g2zr_settings[entry].flag, (int)bytes, choice ? choice : value,
+                               (int)(word - length - 1 - digits), value + digits);
+    } else used += (size_t)snprintf(out + used, room - used, "%.*s", (int)word, at);
+    at += word;
+  }
+  return out;
+}
+
+G2Z_API void g2z_run_options_free(g2z_services *services, g2z_run_options *o) {
+  g2z_release(services, o->train_text);
+}
+
+G2Z_API void g2z_run_options_print(void (*line)(void *user, const char *text), void *user) {
+  g2z_run_options defaults = g2z_run_options_default();
+  g2zr_options_table(NULL, &defaults, 0, NULL, line, user);
+}
+
+/* ----- a plan as a table ----- */
+
+static double g2zr_gib(size_t bytes) { return (double)bytes / 1073741824.0; }
+
+G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
+                            void (*line)(void *user, const char *text), void *user) {
+  const g2z_model_config *m = &plan->model;
+  const size_t needs = plan->bytes_total + plan->nccl_bytes;
+  const int dp = plan->strategy == G2Z_STRATEGY_DP;
+  char text[256], stage[16];
+#define PUT(...) (snprintf(text, sizeof text, __VA_ARGS__), line(user, text))
+  static const char *const parts[] = {G2Z_MEMORY_LIST(G2Z_LIST_TEXT)};
+  snprintf(stage, sizeof stage, "stage %d", plan->zero_stage);
+  PUT("model       %d layer%s, %d head%s, %d channels, context %d, vocab %d (padded to %d): "
+      "%.2f M parameters", m->layers, G2Z_PLURAL(m->layers), m->heads, G2Z_PLURAL(m->heads),
+      m->channels, m->context, m->vocab, plan->vocab_padded, (double)plan->parameters * 1e-6);
+  PUT("step        B=%d x T=%d x accum=%d x world=%d = %" PRId64 " tokens", plan->batch, plan->seq,
+      plan->accum, plan->world, (int64_t)plan->batch * plan->seq * plan->accum * plan->world);
+  PUT("types       %s parameters, %s gradients%s%s%s, on %s", g2z_dtype_text(plan->dtype),
+      g2z_dtype_text(plan->grad_dtype), plan->moment_bytes == 2 ? ", bf16 moments" : "",
+      plan->fp8 ? ", fp8=" : "", plan->fp8 ? g2zr_fp8[plan->fp8] : "", g2zr_devices[plan->device]);
+  PUT("%-11s %s, rank %d of %d, %d buckets of up to %.2f MiB", dp ? "dp" : "ZeRO",
+      dp ? "the optimizer on rank 0 alone" : stage, plan->rank, plan->world, plan->buckets,
+      (double)(plan->bucket_elements * (size_t)plan->grad_bytes) / 1048576.0);
+  for (int i = 0; i < G2Z_MEMORY_COUNT; i++)
+    PUT("memory      %9.3f GiB  %s", g2zr_gib(plan->bytes[i]), parts[i]);
+  if (plan->nccl_bytes) PUT("memory      %9.3f GiB  NCCL, typical", g2zr_gib(plan->nccl_bytes));
+  PUT("memory      %9.3f GiB  total %s", g2zr_gib(needs), dp ? "on this rank" : "per rank");
+  if (!free_bytes) return;
+  PUT("free        %9.3f GiB  per rank: %s", g2zr_gib(free_bytes),
+      needs <= free_bytes ? "it fits" : "IT DOES NOT FIT");
+  PUT("largest B   %9d      micro-batch that fits", g2z_plan_largest_batch(plan, free_bytes));
+#undef PUT
+}
+
+G2Z_API g2z_status g2z_run_options_spawn(g2z_services *services, const g2z_run_options *o,
+                                         char **argv, int *is_parent, int *code) {
+  const int ranks = o->gpus ? o->gpus : o->ranks, gpus = g2z_device_count(G2Z_DEVICE_CUDA);
+  *is_parent = *code = 0;
+  if (!ranks) return G2Z_OK;
+  if (o->gpus && o->ranks && o->gpus != o->ranks)
+    G2Z_REFUSE(services, "--ranks and --gpus both set the number of ranks: give one of them");
+  if (o->gpus > gpus) {
+    char why[512] = "lower it, or see nvidia-smi -L and CUDA_VISIBLE_DEVICES";
+    if (g2z_device_find_gpu(services) != G2Z_OK)
+      snprintf(why, sizeof why, "%.400s; ranks without GPUs: --ranks %d", services->error, o->gpus);
+    G2Z_REFUSE(services, "--gpus %d, but this process sees %d: %s", o->gpus, gpus, why);
+  }
+  /* Check here, so that a bad setting fails once and not on every rank. */
+  g2z_run_options checked = *o;
+  g2z_context_config context = g2z_context_config_default(services);
+  if (o->device < 0) checked.device = (int)context.device; /* rank 0 reports a missing GPU */
+  checked.run.train.fp8 = G2Z_FP8_NONE;                    /* and one that lacks fp8 */
+  G2Z_TRY(g2z_run_options_settle(services, &checked, &context));
+  return g2z_ranks_spawn(services, ranks, argv, is_parent, code);
+}
+
+/* Reads the hash and the number of tokens of a tokenizer file. */
+static g2z_status g2zr_read_vocab(g2z_services *services, const char *path, uint64_t *hash,
+                                  int *tokens) {
+  g2z_tokenizer *tokenizer;
+  G2Z_TRY(g2z_tokenizer_create(services, path, &tokenizer));
+  *hash = g2z_tokenizer_hash(tokenizer);
+  *tokens = g2z_tokenizer_vocab(tokenizer);
+  g2z_tokenizer_free(tokenizer);
+  return G2Z_OK;
+}
+
+/* Refuses files that no program would have named as shards, and names the command that renames them
+ * or makes shards of them. */
+static g2z_status g2zr_check_shards(g2z_services *services, const g2z_run_options *o,
+                                    const char *flag, const char *given) {
+  const char *vocab = o->run.vocab;
+  char words[2][400], pattern[4096], path[400] = "";
+  int shards = 0;
+  struct stat info;
+  glob_t found;
+  snprintf(pattern, sizeof pattern, "%s", given ? given : "");
+  const char *weight = g2z_glob_weight(pattern);
+  if (weight) pattern[weight - pattern - 1] = 0;
+  /* A name that is no pattern, or that matches no file, is returned as it is. */
+  if (!given || glob(pattern, GLOB_NOSORT | GLOB_NOCHECK, NULL, &found) != 0) return G2Z_OK;
+  for (size_t i = 0; i < found.gl_pathc; i++) {
+    const char *one = found.gl_pathv[i], *end = strrchr(one, '.');
+    const int named = end && strcmp(end, ".bin") == 0;
+    shards |= named;
+    if (!path[0] && !named && stat(one, &info) == 0 && S_ISREG(info.st_mode))
+      snprintf(path, sizeof path, "%s", one);
+  }
+  globfree(&found);
+  if (!path[0]) return G2Z_OK;
+  snprintf(words[0], sizeof words[0], "%.*s*.bin", (int)strcspn(pattern, "*?["), pattern);
+  if (shards)
+    G2Z_REFUSE(services, "%s %.200s also matches %.200s, which is no .bin file: narrow the pattern "
+               "to %s", flag, given, path, g2z_shell_word(words[0], words[1], sizeof words[1]));
+  FILE *file = fopen(path, "rb");
+  int32_t head = 0;
+  if (file && fread(&head, sizeof head, 1, file) != 1) head = 0;
+  if (file) fclose(file);
+  g2z_shell_word(path, words[1], sizeof words[1]);
+  if (head == 20240520) /* of llm.c's shards, and so of prepare_data's */
+    G2Z_REFUSE(services, "%s %.200s: the name of token shards ends in .bin. Rename it: mv %s "
+               "%s.bin", flag, path, words[1], words[1]);
+  G2Z_REFUSE(services, "%s %.200s: the name of token shards ends in .bin. To make shards of text, "
+             "data/NAME_train_*.bin%s: ./prepare_data --vocab %s --out data --name NAME %s", flag,
+             path, vocab ? "" : ", with GPT-2's vocabulary (make vocab)",
+             g2z_shell_word(vocab ? vocab : "data/vocab.bpe", words[0], sizeof words[0]), words[1]);
+}
+
+/* Refuses a directory of --init-from without config.json. In a run directory, finds the weights. */
+static g2z_status g2zr_check_weights(g2z_services *services, const char *weights) {
+  static const struct { const char *name, *what; } known[] = {
+      {"best", "the checkpoint that its link best names"},
+      {"weights", "its weights"},
+      {"step-[0-9]*[0-9]", "its newest checkpoint"}};
+  char word[400];
+  struct stat info;
+  glob_t found;
+  int there;
+  G2Z_TRY(g2zr_has(services, weights, "config.json", &there));
+  if (there || !*weights) return G2Z_OK;
+  if (stat(weights, &info) != 0 && (errno == ENOENT || errno == ENOTDIR))
+    G2Z_REFUSE(services, "--init-from %.300s: there is no such directory. A run writes "
+               "RUN_DIR/weights at its end; make gpt2 downloads OpenAI's weights into gpt2",
+               weights);
+  for (size_t i = 0; i < G2Z_COUNT(known); i++) {
+    const g2z_path pattern = g2z_path_in(weights, "%s/config.json", known[i].name);
+    if (glob(pattern.text, 0, NULL, &found) != 0) continue;
+    char *last = found.gl_pathv[found.gl_pathc - 1]; /* they are sorted */
+    *strrchr(last, '/') = 0;
+    g2z_fail(services, G2Z_BAD_ARGUMENT, "--init-from %.300s has no config.json. For %s: "
+             "--init-from %s", weights, known[i].what, g2z_shell_word(last, word, sizeof word));
+    globfree(&found);
+    return G2Z_BAD_ARGUMENT;
+  }
+  G2Z_REFUSE(services, "--init-from %.300s has no config.json: name a directory with config.json "
+             "and model.safetensors, such as a run's RUN_DIR/weights, written at its end, a "
+             "checkpoint, or gpt2, which make gpt2 downloads", weights);
+}
+
+/* Sets the model: from the weights, or from a preset with the flags' overrides. */
+static g2z_status g2zr_settle_model(g2z_services *services, g2z_run_options *o) {
+  g2z_model_config *model = &o->run.train.model, wanted = o->shape;
+  const char *preset = o->model ? o->model : "gpt2", *weights = o->run.train.init_from;
+  const int custom = wanted.layers || wanted.heads || wanted.channels || wanted.context;
+  uint64_t given = 0;
+  int there, tokens;
+  o->run.model_name = custom || weights ? "custom" : preset;
+  if (!weights) {
+    G2Z_TRY(g2z_model_config_named(services, preset, model));
+    if (o->run.vocab) G2Z_TRY(g2zr_read_vocab(services, o->run.vocab, &given, &model->vocab));
+    g2z_shape_override(model, &wanted);
+    return G2Z_OK;
+  }
+  /* Take the model from the weights. Flags may repeat its shape but must not contradict it. */
+  G2Z_TRY(g2zr_check_weights(services, weights));
+  G2Z_TRY(g2z_weights_config(services, weights, model));
+  if (o->model) {
+    g2z_model_config named;
+    G2Z_TRY(g2z_model_config_named(services, preset, &named));
+    g2z_shape_override(&named, &wanted);
+    named.vocab = wanted.vocab;
+    wanted = named;
+  }
+#define X(name, flag)                                                                             \
+  if (wanted.name && wanted.name != model->name)                                                  \
+    G2Z_REFUSE(services, "%s means " #name "=%d, but the weights in %.400s have " #name "=%d: "   \
+               "remove %s, or name other weights with --init-from", o->shape.name ? flag :        \
+               "--model", wanted.name, weights, model->name, o->shape.name ? flag : "--model");
+  X(layers, "--layers")
+  X(channels, "--channels")
+  X(heads, "--heads")
+  X(context, "--context")
+  X(vocab, "--vocab-size")
+#undef X
+  snprintf(o->vocab_text, sizeof o->vocab_text, "%.4096s/merges.txt", weights);
+  G2Z_TRY(g2z_is_there(services, o->vocab_text, &there));
+  const int own = there && !o->run.vocab;
+  if (own) o->run.vocab = o->vocab_text;
+  if (there && !model->vocab_hash) /* config.json of other programs has no hash */
+    G2Z_TRY(g2zr_read_vocab(services, o->vocab_text, &model->vocab_hash, &tokens));
+  if (o->run.vocab) G2Z_TRY(g2zr_read_vocab(services, o->run.vocab, &given, &tokens));
+  if (!given || !model->vocab_hash || given == model->vocab_hash) return G2Z_OK;
+  if (own)
+    G2Z_REFUSE(services, "%.300s is not the vocabulary of the weights in its directory: another "
+               "run wrote it. Give the weights' own: --vocab FILE", o->vocab_text);
+  G2Z_REFUSE(services, "--vocab %.300s is not the vocabulary of the weights in %.300s: give their "
+             "own%s", o->run.vocab, weights, there ? ", or remove --vocab" : "");
+}
+
+/* Refuses flags that would have no effect. */
+static g2z_status g2zr_check_uses(g2z_services *services, const g2z_run_options *o) {
+  const g2z_run_options defaults = g2z_run_options_default();
+  const g2z_run_config *run = &o->run;
+  const int samples = run->sample_tokens > 0, validates = run->val_glob != NULL;
+  const int trains = run->train.train_glob != NULL;
+  static const char no_samples[] = "with --sample-tokens 0; remove one of them";
+  static const char no_val[] = "without --val; give --val GLOB, or remove it";
+  static const char not_both[] = "without --train and --val; give both, or remove it";
+#define USE(used, flag, name, why) \
+  {used, memcmp(&run->name, &defaults.run.name, sizeof run->name) != 0, flag, why}
+  const struct {
+    int used, given;
+    const char *flag, *why;
+  } uses[] = {
+      USE(samples, "prompt", prompt, no_samples),
+      USE(samples, "sample-every", sample_every, no_samples),
+      USE(samples, "temperature", sampling.temperature, no_samples),
+      USE(samples, "top-k", sampling.top_k, no_samples),
+      USE(samples, "top-p", sampling.top_p, no_samples),
+      USE(samples, "sample-seed", sampling.seed, no_samples),
+      USE(validates, "val-every", val_every, no_val),
+      USE(validates, "val-steps", val_steps, no_val),
+      USE(validates, "max-val-steps", max_val_steps, no_val),
+      USE(validates && trains, "patience", patience, not_both),
+      USE(validates && trains, "keep-best", keep_best, not_both),
+      USE(validates && trains, "target-loss", target_loss, not_both),
+      USE(run->eval.count && trains, "eval-every", eval_every,
+          "without --eval and --train; give both, or remove it"),
+      USE(run->train.optimizer.kind == G2Z_OPTIMIZER_MUON, "momentum", train.optimizer.momentum,
+          "without --optimizer muon; give it, or remove --momentum")};
+#undef USE
+  for (size_t i = 0; i < G2Z_COUNT(uses); i++)
+    if (uses[i].given && !uses[i].used)
+      G2Z_REFUSE(services, "--%s has no effect %s", uses[i].flag, uses[i].why);
+  return G2Z_OK;
+}
+
+/* Smallest number of tokens per micro-step for --fp8: with fewer, 16 bits are faster
+ * (docs/speed.md). bench runs --fp8 at any size, because it measures this limit. */
+#define G2ZR_FP8_TOKENS 2048
+
+G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_options *o,
+                                          g2z_context_config *context) {
+  g2z_train_config *train = &o->run.train;
+  g2z_ranks_config *ranks = &context->ranks;
+  G2Z_TRY(g2z_place_find(services, &ranks->place));
+  G2Z_TRY(g2zr_check_length(services, "--run-dir", o->run_dir, sizeof o->run_dir_text));
+  G2Z_TRY(g2zr_check_length(services, "--run-id", o->run_id, sizeof ranks->place.job));
+  G2Z_TRY(g2zr_check_uses(services, o));
+  if (strcmp(ranks->place.launcher, "alone") == 0 && (o->ranks || o->gpus)) /* not started yet */
+    ranks->place.world = ranks->place.local_world = o->gpus ? o->gpus : o->ranks;
+  if (o->gpus || o->ranks || !train->train_glob) ranks->place.unstarted = 0; /* none are missing */
+  if (o->run_id) snprintf(ranks->place.job, sizeof ranks->place.job, "%s", o->run_id);
+  ranks->join_s = o->join_timeout;
+  ranks->silence_s = o->silence_timeout;
+  ranks->hang_s = o->hang_timeout;
+  G2Z_TRY(g2zr_settle_model(services, o));
+  if (o->dry_run && o->gpus) context->device = G2Z_DEVICE_CUDA; /* a plan needs no GPU */
+  if (o->device >= 0) context->device = (g2z_device_kind)o->device;
+  else if (context->device == G2Z_DEVICE_CPU && ranks->place.rank == 0 &&
+           g2z_device_find_gpu(services) == G2Z_DEVICE)
+    g2z_log(services, G2Z_LOG_WARNING, "this runs on the CPU: %s", services->error);
+  train->dtype = o->dtype >= 0 ? (g2z_dtype)o->dtype : g2z_dtype_default(context->device);
+  train->seq = o->seq ? o->seq : train->model.context;
+  const int64_t together = (int64_t)train->batch * ranks->place.world;
+  if (o->global_batch && o->accum)
+    G2Z_REFUSE(services, "--accum and --global-batch both set the micro-steps: give one of them");
+  if (o->global_batch % together)
+    G2Z_REFUSE(services, "--global-batch %d must be a multiple of batch x ranks = %" PRId64,
+               o->global_batch, together);
+  train->accum = o->global_batch ? (int)(o->global_batch / together) : o->accum ? o->accum : 1;
+  const int unused = !train->train_glob && !o->dry_run;
+  if (train->fp8 && (unused || (context->device == G2Z_DEVICE_CUDA &&
+                                (int64_t)train->batch * train->seq < G2ZR_FP8_TOKENS))) {
+    if (ranks->place.rank == 0 && unused)
+      g2z_log(services, G2Z_LOG_INFO, "--fp8 %s is not used: 8 bits are for training only",
+              g2zr_fp8[train->fp8]);
+    else if (ranks->place.rank == 0)
+      g2z_log(services, G2Z_LOG_INFO, "--fp8 %s is not used: for a micro-step of %d x %d tokens 16 "
+              "bits are faster; 8 bits are faster from %d tokens on", g2zr_fp8[train->fp8],
+              train->batch, train->seq, G2ZR_FP8_TOKENS);
+    train->fp8 = G2Z_FP8_NONE;
+  }
+  if (o->run.prompt && strcmp(o->run.prompt, "-") == 0 && (train->train_glob || o->run.val_glob))
+    G2Z_REFUSE(services, "--prompt - reads standard input, which only generation does: give a "
+               "training's samples a text, or remove --train and --val");
+  if (o->steps && o->run.epochs)
+    G2Z_REFUSE(services, "--steps and --epochs both set the length: give one of them, and "
+               "--max-train-steps to stop earlier");
+  if (o->run.resume && strcmp(o->run.resume, "latest") == 0 && !o->run_dir)
+    G2Z_REFUSE(services, "--resume latest needs the directory of the run: give --run-dir RUN_DIR");
+  for (int i = 0; i < o->train.count; i++)
+    G2Z_TRY(g2zr_check_shards(services, o, "--train", o->train.text[i]));
+  G2Z_TRY(g2zr_check_shards(services, o, "--val", o->run.val_glob));
+  if (train->train_glob && o->run.val_glob && !o->dry_run)
+    G2Z_TRY(g2z_shards_apart(services, train->train_glob, o->run.val_glob));
+  if (!train->train_glob && !o->run.val_glob && !train->init_from && !o->dry_run) {
+    if (o->run.prompt || o->run.eval.count)
+      G2Z_REFUSE(services, "%s needs trained weights: give --init-from RUN_DIR/weights, or train "
+                 "first with --train GLOB", o->run.prompt ? "--prompt" : "--eval");
+    G2Z_REFUSE(services, "there is nothing to do. To train: --train GLOB. To use weights: "
+               "--init-from DIR with --prompt TEXT or --eval FILE");
+  }
+  if (o->steps) train->optimizer.steps = o->steps;
+  else if (!o->run.epochs) o->run.epochs = 1;
+  if (o->zero >= 0) train->zero_stage = o->zero;
+  else if (train->strategy == G2Z_STRATEGY_DP) train->zero_stage = 0;
+  if (o->loss_scale > 0) {
+    train->optimizer.loss_scale = o->loss_scale;
+    train->optimizer.loss_scale_dynamic = 0;
+  }
+  /* Name the run directory: from a flag, or from the time. */
+  const time_t now = time(NULL);
+  struct tm utc;
+  struct stat info;
+  gmtime_r(&now, &utc);
+  const size_t end = strftime(o->run_dir_text, sizeof o->run_dir_text, "runs/run_%Y%m%d_%H%M%S",
+                              &utc);
+  for (int i = 2; stat(o->run_dir_text, &info) == 0; i++) /* another run started in this second */
+    snprintf(o->run_dir_text + end, 16, "-%d", i);
+  if (o->run_dir) snprintf(o->run_dir_text, sizeof o->run_dir_text, "%s", o->run_dir);
+  o->run.run_dir = strcmp(o->run_dir_text, "none") == 0 ? NULL : o->run_dir_text;
+  const char *logs = getenv("NCCL_LOGS");
+  o->nccl_logs |= logs && strcmp(logs, "1") == 0;
+  if (o->nccl_logs && !o->run.run_dir && (train->train_glob || o->run.val_glob))
+    G2Z_REFUSE(services, "--nccl-logs or NCCL_LOGS=1 writes into the run directory: give one, or "
+               "remove it");
+  return G2Z_OK;
+}
+
+/* ----- files of a launch ----- */
+
+G2Z_API g2z_status g2z_run_launch(g2z_run_options *o, const g2z_context_config *config,
+                                  g2z_context **context, g2z_run **run) {
+  const g2z_place *place = &config->ranks.place;
+  const char *run_dir = o->run.run_dir, *given = o->run.save_weights;
+  char word[1200], text[1400];
+  *run = NULL;
+  G2Z_TRY(g2z_context_create(config, context));
+  g2z_ranks *ranks = (*context)->ranks;
+  g2z_status status = g2z_ranks_broadcast(ranks, o->run_dir_text, sizeof o->run_dir_text);
+  if (status == G2Z_OK) {
+    /* A training writes its weights unless --save-weights none forbids it: a forgotten flag must
+     * not cost hours of training. */
+    snprintf(o->weights_text, sizeof o->weights_text, "%s/weights", o->run_dir_text);
+    if (given && strcmp(given, "none") == 0) o->run.save_weights = NULL;
+    else if (!given && run_dir && o->run.train.train_glob) o->run.save_weights = o->weights_text;
+    __atomic_store_n(&o->met, ranks, __ATOMIC_RELEASE);
+    if (o->nccl_logs) {
+      /* NCCL reads these variables once, at its start, and opens its files in a directory that
+       * exists. It replaces %h by the host and %p by the process. Values of the user stay. */
+      status = g2z_make_directory(config->services, run_dir);
+      setenv("NCCL_DEBUG", "INFO", 0);
+      setenv("NCCL_DEBUG_FILE", g2z_path_in(run_dir, "nccl_rank_%%h_%%p.log").text, 0);
+      if (place->rank == 0)
+        setenv("NCCL_TOPO_DUMP_FILE", g2z_path_in(run_dir, "nccl_topo.xml").text, 0);
+    }
+    status = g2z_ranks_agree(ranks, status);
+  }
+  if (status == G2Z_OK) status = g2z_run_create(*context, &o->run, run);
+  if (status == G2Z_OK && place->rank == 0 && (*run)->resumed < (*run)->steps &&
+      !(g2zr_possible(*run) & (G2ZR_DUE_SAVE | G2ZR_DUE_WEIGHTS)))
+    g2z_log(config->services, G2Z_LOG_WARNING, "nothing keeps the trained model: to keep it, add "
+            "--save-weights DIR%s", run_dir ? " or --save-every 1000" : "");
+  if (status == G2Z_OK && o->nccl_logs && place->rank == 0) {
+    /* If a tool is not installed, its file has the shell's message. */
+    snprintf(text, sizeof text, "cd %s && { nvidia-smi topo -m > topo.txt 2>&1; ibstat > "
+             "ibstat.txt 2>&1; }", g2z_shell_word(run_dir, word, sizeof word));
+    FILE *pipe = popen(text, "r");
+    if (pipe) pclose(pipe);
+  }
+  if (status == G2Z_OK) return G2Z_OK;
+  g2z_run_free(*run);
+  g2z_context_free(*context);
+  if (o->nccl_logs) rmdir(run_dir); /* made for NCCL; only if it is empty */
+  *run = NULL;
+  *context = NULL;
+  return status;
+}
+
+typedef struct g2zr_report_of_fault {
+  const g2z_place *place;
+  const g2z_fault *fault;
+  const char *flight;                /* this rank's flight recorder; NULL: there is none */
+} g2zr_report_of_fault;
+
+/* RUN_FAILED.json */
+static void g2zr_put_failure(void *user, g2z_json_out *out) {
+  const g2zr_report_of_fault *of = (const g2zr_report_of_fault *)user;
+  const g2z_fault *fault = of->fault;
+  G2ZR_TEXT("timestamp_utc", g2z_utc_now().text);
+  G2ZR_TEXT("sentence", fault->sentence);
+  G2ZR_WHOLE("rank", fault->rank);
+  G2ZR_TEXT("host", fault->host);
+  G2ZR_TEXT("phase", fault->phase);
+  G2ZR_WHOLE("step", fault->step);
+  G2ZR_WHOLE("reported_by_rank", of->place->rank);
+  G2ZR_WHOLE("world_size", of->place->world);
+  G2ZR_TEXT("flight_recorder", of->flight);
+}
+
+/* If another rank is writing RUN_FAILED.json, that file will be the same. */
+G2Z_API void g2z_run_write_fault(const g2z_run_options *o, const g2z_fault *fault) {
+  g2z_ranks *ranks = __atomic_load_n(&o->met, __ATOMIC_ACQUIRE);
+  g2z_services services; /* new: the program's services belong to the main thread */
+  char name[64];
+  memset(&services, 0, sizeof services);
+  if (!ranks || !o->run.run_dir || g2z_make_directory(&services, o->run.run_dir) != G2Z_OK) return;
+  g2zr_report_of_fault of = {g2z_ranks_place(ranks), fault, NULL};
+  snprintf(name, sizeof name, "flight_rank_%d.jsonl", of.place->rank);
+  const g2z_path flight = g2z_path_in(o->run.run_dir, "%s", name),
+                 failure = g2z_path_in(o->run.run_dir, "RUN_FAILED.json");
+  if (g2z_ranks_write_flight(ranks, &services, flight.text) == G2Z_OK) of.flight = name;
+  g2z_json_write(&services, failure.text, g2zr_put_failure, &of);
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* G2Z_COMMAND_IMPLEMENTED */
