@@ -9,7 +9,7 @@
  *     status = g2z_run_options_settle(&services, &o, &context_config);
  *     status = g2z_run_launch(&o, &context_config, &context, &run);     // then g2z_run.h's loop
  *
- * Names that begin with g2zr_ or G2ZR_ are private.
+ * Names that begin with g2zc_ or G2ZC_ are private.
  *
  * CONTENTS: command line */
 
@@ -110,9 +110,12 @@ extern "C" {
  * In:  argv. Out: a config, ranks that have met, and files about the launch and its end.
  * Law: every flag is in one table. All flags are checked before a file is written. */
 
+static const char *const g2zc_devices[] = {G2Z_DEVICE_LIST(G2Z_LIST_TEXT)};
+static const char *const g2zc_fp8[] = {G2Z_FP8_LIST(G2Z_LIST_TEXT)};
+
 /* The flags: parser, --help and docs/flags.md come from this list. g2z_run_options_default sets the
  * defaults. --help shows a default that is in the range; for others the text has it in brackets. */
-#define G2ZR_FLAG_LIST                                                                            \
+#define G2ZC_FLAG_LIST                                                                            \
   GROUP("Data")                                                                                   \
   /* name, [kind or setting, destination, [least, most,] value,] help */                          \
   PLAIN("train", GLOBS, train, "GLOB[:WEIGHT]",                                                   \
@@ -259,7 +262,7 @@ G2Z_API g2z_flag g2z_setting_flag(const char *name, const char *setting, void *d
 }
 
 /* Parses argv into the options, or prints their table if there is a `line`. */
-static g2z_status g2zr_options_table(g2z_services *services, g2z_run_options *o, int argc,
+static g2z_status g2zc_options_table(g2z_services *services, g2z_run_options *o, int argc,
                                      char **argv, void (*line)(void *user, const char *text),
                                      void *user) {
 #define FLAG(name, kind, destination, minimum, maximum, value, help) \
@@ -267,14 +270,14 @@ static g2z_status g2zr_options_table(g2z_services *services, g2z_run_options *o,
 #define PLAIN(name, kind, destination, value, help) FLAG(name, kind, destination, 0, 0, value, help)
 #define SWITCH(name, destination, help) PLAIN(name, SWITCH, destination, "", help)
 #define STEPS(name, destination, help) \
-  FLAG(name, INT64, destination, 1, (double)G2ZR_STEPS_MOST, "N", help)
+  FLAG(name, INT64, destination, 1, (double)G2Z_RUN_STEPS_MOST, "N", help)
 #define SETTING(name, setting, destination, help) \
   g2z_setting_flag(name, #setting, &o->destination, help),
 #define SHAPE(name, setting, help) SETTING(name, setting, shape.setting, help)
 #define TRAIN(name, setting, help) SETTING(name, setting, run.train.setting, help)
 #define OPTIMIZER(name, setting, help) SETTING(name, setting, run.train.optimizer.setting, help)
 #define GROUP(title) {"", G2Z_FLAG_GROUP, NULL, 0, 0, "", title ":"},
-  const g2z_flag flags[] = {G2ZR_FLAG_LIST};
+  const g2z_flag flags[] = {G2ZC_FLAG_LIST};
 #undef FLAG
 #undef PLAIN
 #undef SWITCH
@@ -292,7 +295,7 @@ static g2z_status g2zr_options_table(g2z_services *services, g2z_run_options *o,
 
 G2Z_API g2z_status g2z_run_options_parse(g2z_services *services, int argc, char **argv,
                                          g2z_run_options *o) {
-  G2Z_TRY(g2zr_options_table(services, o, argc, argv, NULL, NULL));
+  G2Z_TRY(g2zc_options_table(services, o, argc, argv, NULL, NULL));
   size_t bytes = 0;
   for (int i = 0; i < o->train.count; i++) bytes += strlen(o->train.text[i]) + 1;
   if (bytes) G2Z_TRY(G2Z_NEW(services, bytes, &o->train_text));
@@ -312,7 +315,7 @@ G2Z_API g2z_status g2z_run_options_parse(g2z_services *services, int argc, char 
 #define TRAIN(name, setting, help) {name, #setting},
 #define OPTIMIZER(name, setting, help) {name, #setting},
 #define GROUP(title)
-static const struct { const char *flag, *setting; } g2zr_settings[] = {G2ZR_FLAG_LIST};
+static const struct { const char *flag, *setting; } g2zc_settings[] = {G2ZC_FLAG_LIST};
 #undef FLAG
 #undef PLAIN
 #undef SWITCH
@@ -324,9 +327,9 @@ static const struct { const char *flag, *setting; } g2zr_settings[] = {G2ZR_FLAG
 #undef GROUP
 
 /* The entry of a setting, by its name or its flag's; -1: there is none. */
-static int g2zr_setting_at(const char *name, size_t length) {
-  for (size_t i = 0; i < G2Z_COUNT(g2zr_settings); i++) {
-    const char *const names[] = {g2zr_settings[i].setting, g2zr_settings[i].flag};
+static int g2zc_setting_at(const char *name, size_t length) {
+  for (size_t i = 0; i < G2Z_COUNT(g2zc_settings); i++) {
+    const char *const names[] = {g2zc_settings[i].setting, g2zc_settings[i].flag};
     for (int k = 0; k < 2; k++)
       if (strlen(names[k]) == length && memcmp(names[k], name, length) == 0) return (int)i;
   }
@@ -340,16 +343,16 @@ G2Z_API const char *g2z_run_options_words(const char *sentence, char *out, size_
   for (const char *at = sentence; *at && used < room;) { /* word by word */
     const size_t word = strcspn(at, " ") + (at[strcspn(at, " ")] == ' ');
     const size_t length = strspn(at, "abcdefghijklmnopqrstuvwxyz0123456789_");
-    const int entry = at[length] == '=' ? g2zr_setting_at(at, length) : -1;
+    const int entry = at[length] == '=' ? g2zc_setting_at(at, length) : -1;
     const char *value = at + length + 1;
     if (entry >= 0) {
-      const g2z_setting *setting = g2z_setting_find(g2zr_settings[entry].setting);
+      const g2z_setting *setting = g2z_setting_find(g2zc_settings[entry].setting);
       const size_t digits = strspn(value, "0123456789");
       size_t bytes = digits;
       const char *choice = setting->words && digits ? g2z_word(setting->words, atoi(value), &bytes)
                                                     : NULL;
       used += (size_t)snprintf(out + used, room - used, "--%s %.*s%.*s",
-                               g2zr_settings[entry].flag, (int)bytes, choice ? choice : value,
+                               g2zc_settings[entry].flag, (int)bytes, choice ? choice : value,
                                (int)(word - length - 1 - digits), value + digits);
     } else used += (size_t)snprintf(out + used, room - used, "%.*s", (int)word, at);
     at += word;
@@ -363,12 +366,12 @@ G2Z_API void g2z_run_options_free(g2z_services *services, g2z_run_options *o) {
 
 G2Z_API void g2z_run_options_print(void (*line)(void *user, const char *text), void *user) {
   g2z_run_options defaults = g2z_run_options_default();
-  g2zr_options_table(NULL, &defaults, 0, NULL, line, user);
+  g2zc_options_table(NULL, &defaults, 0, NULL, line, user);
 }
 
 /* ----- a plan as a table ----- */
 
-static double g2zr_gib(size_t bytes) { return (double)bytes / 1073741824.0; }
+static double g2zc_gib(size_t bytes) { return (double)bytes / 1073741824.0; }
 
 G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
                             void (*line)(void *user, const char *text), void *user) {
@@ -386,16 +389,16 @@ G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
       plan->accum, plan->world, (int64_t)plan->batch * plan->seq * plan->accum * plan->world);
   PUT("types       %s parameters, %s gradients%s%s%s, on %s", g2z_dtype_text(plan->dtype),
       g2z_dtype_text(plan->grad_dtype), plan->moment_bytes == 2 ? ", bf16 moments" : "",
-      plan->fp8 ? ", fp8=" : "", plan->fp8 ? g2zr_fp8[plan->fp8] : "", g2zr_devices[plan->device]);
+      plan->fp8 ? ", fp8=" : "", plan->fp8 ? g2zc_fp8[plan->fp8] : "", g2zc_devices[plan->device]);
   PUT("%-11s %s, rank %d of %d, %d buckets of up to %.2f MiB", dp ? "dp" : "ZeRO",
       dp ? "the optimizer on rank 0 alone" : stage, plan->rank, plan->world, plan->buckets,
       (double)(plan->bucket_elements * (size_t)plan->grad_bytes) / 1048576.0);
   for (int i = 0; i < G2Z_MEMORY_COUNT; i++)
-    PUT("memory      %9.3f GiB  %s", g2zr_gib(plan->bytes[i]), parts[i]);
-  if (plan->nccl_bytes) PUT("memory      %9.3f GiB  NCCL, typical", g2zr_gib(plan->nccl_bytes));
-  PUT("memory      %9.3f GiB  total %s", g2zr_gib(needs), dp ? "on this rank" : "per rank");
+    PUT("memory      %9.3f GiB  %s", g2zc_gib(plan->bytes[i]), parts[i]);
+  if (plan->nccl_bytes) PUT("memory      %9.3f GiB  NCCL, typical", g2zc_gib(plan->nccl_bytes));
+  PUT("memory      %9.3f GiB  total %s", g2zc_gib(needs), dp ? "on this rank" : "per rank");
   if (!free_bytes) return;
-  PUT("free        %9.3f GiB  per rank: %s", g2zr_gib(free_bytes),
+  PUT("free        %9.3f GiB  per rank: %s", g2zc_gib(free_bytes),
       needs <= free_bytes ? "it fits" : "IT DOES NOT FIT");
   PUT("largest B   %9d      micro-batch that fits", g2z_plan_largest_batch(plan, free_bytes));
 #undef PUT
@@ -424,7 +427,7 @@ G2Z_API g2z_status g2z_run_options_spawn(g2z_services *services, const g2z_run_o
 }
 
 /* Reads the hash and the number of tokens of a tokenizer file. */
-static g2z_status g2zr_read_vocab(g2z_services *services, const char *path, uint64_t *hash,
+static g2z_status g2zc_read_vocab(g2z_services *services, const char *path, uint64_t *hash,
                                   int *tokens) {
   g2z_tokenizer *tokenizer;
   G2Z_TRY(g2z_tokenizer_create(services, path, &tokenizer));
@@ -436,7 +439,7 @@ static g2z_status g2zr_read_vocab(g2z_services *services, const char *path, uint
 
 /* Refuses files that no program would have named as shards, and names the command that renames them
  * or makes shards of them. */
-static g2z_status g2zr_check_shards(g2z_services *services, const g2z_run_options *o,
+static g2z_status g2zc_check_shards(g2z_services *services, const g2z_run_options *o,
                                     const char *flag, const char *given) {
   const char *vocab = o->run.vocab;
   char words[2][400], pattern[4096], path[400] = "";
@@ -476,7 +479,7 @@ static g2z_status g2zr_check_shards(g2z_services *services, const g2z_run_option
 }
 
 /* Refuses a directory of --init-from without config.json. In a run directory, finds the weights. */
-static g2z_status g2zr_check_weights(g2z_services *services, const char *weights) {
+static g2z_status g2zc_check_weights(g2z_services *services, const char *weights) {
   static const struct { const char *name, *what; } known[] = {
       {"best", "the checkpoint that its link best names"},
       {"weights", "its weights"},
@@ -485,7 +488,7 @@ static g2z_status g2zr_check_weights(g2z_services *services, const char *weights
   struct stat info;
   glob_t found;
   int there;
-  G2Z_TRY(g2zr_has(services, weights, "config.json", &there));
+  G2Z_TRY(g2z_is_there(services, g2z_path_in(weights, "config.json").text, &there));
   if (there || !*weights) return G2Z_OK;
   if (stat(weights, &info) != 0 && (errno == ENOENT || errno == ENOTDIR))
     G2Z_REFUSE(services, "--init-from %.300s: there is no such directory. A run writes "
@@ -507,7 +510,7 @@ static g2z_status g2zr_check_weights(g2z_services *services, const char *weights
 }
 
 /* Sets the model: from the weights, or from a preset with the flags' overrides. */
-static g2z_status g2zr_settle_model(g2z_services *services, g2z_run_options *o) {
+static g2z_status g2zc_settle_model(g2z_services *services, g2z_run_options *o) {
   g2z_model_config *model = &o->run.train.model, wanted = o->shape;
   const char *preset = o->model ? o->model : "gpt2", *weights = o->run.train.init_from;
   const int custom = wanted.layers || wanted.heads || wanted.channels || wanted.context;
@@ -516,12 +519,12 @@ static g2z_status g2zr_settle_model(g2z_services *services, g2z_run_options *o) 
   o->run.model_name = custom || weights ? "custom" : preset;
   if (!weights) {
     G2Z_TRY(g2z_model_config_named(services, preset, model));
-    if (o->run.vocab) G2Z_TRY(g2zr_read_vocab(services, o->run.vocab, &given, &model->vocab));
+    if (o->run.vocab) G2Z_TRY(g2zc_read_vocab(services, o->run.vocab, &given, &model->vocab));
     g2z_shape_override(model, &wanted);
     return G2Z_OK;
   }
   /* Take the model from the weights. Flags may repeat its shape but must not contradict it. */
-  G2Z_TRY(g2zr_check_weights(services, weights));
+  G2Z_TRY(g2zc_check_weights(services, weights));
   G2Z_TRY(g2z_weights_config(services, weights, model));
   if (o->model) {
     g2z_model_config named;
@@ -546,8 +549,8 @@ static g2z_status g2zr_settle_model(g2z_services *services, g2z_run_options *o) 
   const int own = there && !o->run.vocab;
   if (own) o->run.vocab = o->vocab_text;
   if (there && !model->vocab_hash) /* config.json of other programs has no hash */
-    G2Z_TRY(g2zr_read_vocab(services, o->vocab_text, &model->vocab_hash, &tokens));
-  if (o->run.vocab) G2Z_TRY(g2zr_read_vocab(services, o->run.vocab, &given, &tokens));
+    G2Z_TRY(g2zc_read_vocab(services, o->vocab_text, &model->vocab_hash, &tokens));
+  if (o->run.vocab) G2Z_TRY(g2zc_read_vocab(services, o->run.vocab, &given, &tokens));
   if (!given || !model->vocab_hash || given == model->vocab_hash) return G2Z_OK;
   if (own)
     G2Z_REFUSE(services, "%.300s is not the vocabulary of the weights in its directory: another "
@@ -557,7 +560,7 @@ static g2z_status g2zr_settle_model(g2z_services *services, g2z_run_options *o) 
 }
 
 /* Refuses flags that would have no effect. */
-static g2z_status g2zr_check_uses(g2z_services *services, const g2z_run_options *o) {
+static g2z_status g2zc_check_uses(g2z_services *services, const g2z_run_options *o) {
   const g2z_run_options defaults = g2z_run_options_default();
   const g2z_run_config *run = &o->run;
   const int samples = run->sample_tokens > 0, validates = run->val_glob != NULL;
@@ -596,16 +599,16 @@ static g2z_status g2zr_check_uses(g2z_services *services, const g2z_run_options 
 
 /* Smallest number of tokens per micro-step for --fp8: with fewer, 16 bits are faster
  * (docs/speed.md). bench runs --fp8 at any size, because it measures this limit. */
-#define G2ZR_FP8_TOKENS 2048
+#define G2ZC_FP8_TOKENS 2048
 
 G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_options *o,
                                           g2z_context_config *context) {
   g2z_train_config *train = &o->run.train;
   g2z_ranks_config *ranks = &context->ranks;
   G2Z_TRY(g2z_place_find(services, &ranks->place));
-  G2Z_TRY(g2zr_check_length(services, "--run-dir", o->run_dir, sizeof o->run_dir_text));
-  G2Z_TRY(g2zr_check_length(services, "--run-id", o->run_id, sizeof ranks->place.job));
-  G2Z_TRY(g2zr_check_uses(services, o));
+  G2Z_TRY(g2z_check_length(services, "--run-dir", o->run_dir, sizeof o->run_dir_text));
+  G2Z_TRY(g2z_check_length(services, "--run-id", o->run_id, sizeof ranks->place.job));
+  G2Z_TRY(g2zc_check_uses(services, o));
   if (strcmp(ranks->place.launcher, "alone") == 0 && (o->ranks || o->gpus)) /* not started yet */
     ranks->place.world = ranks->place.local_world = o->gpus ? o->gpus : o->ranks;
   if (o->gpus || o->ranks || !train->train_glob) ranks->place.unstarted = 0; /* none are missing */
@@ -613,7 +616,7 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
   ranks->join_s = o->join_timeout;
   ranks->silence_s = o->silence_timeout;
   ranks->hang_s = o->hang_timeout;
-  G2Z_TRY(g2zr_settle_model(services, o));
+  G2Z_TRY(g2zc_settle_model(services, o));
   if (o->dry_run && o->gpus) context->device = G2Z_DEVICE_CUDA; /* a plan needs no GPU */
   if (o->device >= 0) context->device = (g2z_device_kind)o->device;
   else if (context->device == G2Z_DEVICE_CPU && ranks->place.rank == 0 &&
@@ -630,14 +633,14 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
   train->accum = o->global_batch ? (int)(o->global_batch / together) : o->accum ? o->accum : 1;
   const int unused = !train->train_glob && !o->dry_run;
   if (train->fp8 && (unused || (context->device == G2Z_DEVICE_CUDA &&
-                                (int64_t)train->batch * train->seq < G2ZR_FP8_TOKENS))) {
+                                (int64_t)train->batch * train->seq < G2ZC_FP8_TOKENS))) {
     if (ranks->place.rank == 0 && unused)
       g2z_log(services, G2Z_LOG_INFO, "--fp8 %s is not used: 8 bits are for training only",
-              g2zr_fp8[train->fp8]);
+              g2zc_fp8[train->fp8]);
     else if (ranks->place.rank == 0)
       g2z_log(services, G2Z_LOG_INFO, "--fp8 %s is not used: for a micro-step of %d x %d tokens 16 "
-              "bits are faster; 8 bits are faster from %d tokens on", g2zr_fp8[train->fp8],
-              train->batch, train->seq, G2ZR_FP8_TOKENS);
+              "bits are faster; 8 bits are faster from %d tokens on", g2zc_fp8[train->fp8],
+              train->batch, train->seq, G2ZC_FP8_TOKENS);
     train->fp8 = G2Z_FP8_NONE;
   }
   if (o->run.prompt && strcmp(o->run.prompt, "-") == 0 && (train->train_glob || o->run.val_glob))
@@ -649,8 +652,8 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
   if (o->run.resume && strcmp(o->run.resume, "latest") == 0 && !o->run_dir)
     G2Z_REFUSE(services, "--resume latest needs the directory of the run: give --run-dir RUN_DIR");
   for (int i = 0; i < o->train.count; i++)
-    G2Z_TRY(g2zr_check_shards(services, o, "--train", o->train.text[i]));
-  G2Z_TRY(g2zr_check_shards(services, o, "--val", o->run.val_glob));
+    G2Z_TRY(g2zc_check_shards(services, o, "--train", o->train.text[i]));
+  G2Z_TRY(g2zc_check_shards(services, o, "--val", o->run.val_glob));
   if (train->train_glob && o->run.val_glob && !o->dry_run)
     G2Z_TRY(g2z_shards_apart(services, train->train_glob, o->run.val_glob));
   if (!train->train_glob && !o->run.val_glob && !train->init_from && !o->dry_run) {
@@ -717,8 +720,7 @@ G2Z_API g2z_status g2z_run_launch(g2z_run_options *o, const g2z_context_config *
     status = g2z_ranks_agree(ranks, status);
   }
   if (status == G2Z_OK) status = g2z_run_create(*context, &o->run, run);
-  if (status == G2Z_OK && place->rank == 0 && (*run)->resumed < (*run)->steps &&
-      !(g2zr_possible(*run) & (G2ZR_DUE_SAVE | G2ZR_DUE_WEIGHTS)))
+  if (status == G2Z_OK && place->rank == 0 && g2z_run_loses_model(*run))
     g2z_log(config->services, G2Z_LOG_WARNING, "nothing keeps the trained model: to keep it, add "
             "--save-weights DIR%s", run_dir ? " or --save-every 1000" : "");
   if (status == G2Z_OK && o->nccl_logs && place->rank == 0) {
@@ -737,25 +739,25 @@ G2Z_API g2z_status g2z_run_launch(g2z_run_options *o, const g2z_context_config *
   return status;
 }
 
-typedef struct g2zr_report_of_fault {
+typedef struct g2zc_report_of_fault {
   const g2z_place *place;
   const g2z_fault *fault;
   const char *flight;                /* this rank's flight recorder; NULL: there is none */
-} g2zr_report_of_fault;
+} g2zc_report_of_fault;
 
 /* RUN_FAILED.json */
-static void g2zr_put_failure(void *user, g2z_json_out *out) {
-  const g2zr_report_of_fault *of = (const g2zr_report_of_fault *)user;
+static void g2zc_put_failure(void *user, g2z_json_out *out) {
+  const g2zc_report_of_fault *of = (const g2zc_report_of_fault *)user;
   const g2z_fault *fault = of->fault;
-  G2ZR_TEXT("timestamp_utc", g2z_utc_now().text);
-  G2ZR_TEXT("sentence", fault->sentence);
-  G2ZR_WHOLE("rank", fault->rank);
-  G2ZR_TEXT("host", fault->host);
-  G2ZR_TEXT("phase", fault->phase);
-  G2ZR_WHOLE("step", fault->step);
-  G2ZR_WHOLE("reported_by_rank", of->place->rank);
-  G2ZR_WHOLE("world_size", of->place->world);
-  G2ZR_TEXT("flight_recorder", of->flight);
+  g2z_json_put_string(out, "timestamp_utc", g2z_utc_now().text);
+  g2z_json_put_string(out, "sentence", fault->sentence);
+  g2z_json_put_integer(out, "rank", fault->rank);
+  g2z_json_put_string(out, "host", fault->host);
+  g2z_json_put_string(out, "phase", fault->phase);
+  g2z_json_put_integer(out, "step", fault->step);
+  g2z_json_put_integer(out, "reported_by_rank", of->place->rank);
+  g2z_json_put_integer(out, "world_size", of->place->world);
+  g2z_json_put_string(out, "flight_recorder", of->flight);
 }
 
 /* If another rank is writing RUN_FAILED.json, that file will be the same. */
@@ -765,12 +767,12 @@ G2Z_API void g2z_run_write_fault(const g2z_run_options *o, const g2z_fault *faul
   char name[64];
   memset(&services, 0, sizeof services);
   if (!ranks || !o->run.run_dir || g2z_make_directory(&services, o->run.run_dir) != G2Z_OK) return;
-  g2zr_report_of_fault of = {g2z_ranks_place(ranks), fault, NULL};
+  g2zc_report_of_fault of = {g2z_ranks_place(ranks), fault, NULL};
   snprintf(name, sizeof name, "flight_rank_%d.jsonl", of.place->rank);
   const g2z_path flight = g2z_path_in(o->run.run_dir, "%s", name),
                  failure = g2z_path_in(o->run.run_dir, "RUN_FAILED.json");
   if (g2z_ranks_write_flight(ranks, &services, flight.text) == G2Z_OK) of.flight = name;
-  g2z_json_write(&services, failure.text, g2zr_put_failure, &of);
+  g2z_json_write(&services, failure.text, g2zc_put_failure, &of);
 }
 
 #ifdef __cplusplus

@@ -54,6 +54,8 @@ extern "C" {
  * artifacts (manual: RUN DIRECTORY). Call g2z_run_next until the run is done, and show the events
  * that it returns (manual: QUICK START). Strings in the config are borrowed and must outlive it. */
 
+#define G2Z_RUN_STEPS_MOST INT64_C(1000000000000) /* the largest number of steps in a config */
+
 typedef struct g2z_run_config {
   g2z_train_config train;      /* train_glob NULL: no steps, only validation and a sample.
                                 * optimizer.warmup < 0: a tenth of the steps, at most 1000;
@@ -143,9 +145,14 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event);
 G2Z_API void g2z_run_request_stop(g2z_run *run, int signal);
 G2Z_API void g2z_run_free(g2z_run *run); /* NULL is fine; files of an unfinished run stay */
 G2Z_API g2z_trainer *g2z_run_trainer(g2z_run *run);
+/* 1: steps are left, and the run saves neither checkpoints nor weights. */
+G2Z_API int g2z_run_loses_model(const g2z_run *run);
 /* Operations of forward and backward per token: six for each weight of a matrix, plus attention
  * over the causal half of T x T. Chowdhery et al. 2022, arXiv:2204.02311, appendix B. */
 G2Z_API double g2z_flops_per_token(const g2z_plan *plan);
+/* Refuses a text that is too long for a field of `room` bytes that ranks exchange. NULL is fine. */
+G2Z_API g2z_status g2z_check_length(g2z_services *services, const char *what, const char *text,
+                                    size_t room);
 /* Locks a directory until the file descriptor `*lock` is closed. G2Z_BAD_ARGUMENT: another program
  * has locked it. A file system without locks is no error. */
 G2Z_API g2z_status g2z_lock_directory(g2z_services *services, const char *path, int *lock);
@@ -438,8 +445,7 @@ static g2z_status g2zr_has(g2z_services *services, const char *directory, const 
   return g2z_is_there(services, g2z_path_in(directory, "%s", name).text, there);
 }
 
-/* Refuses a text that is too long for a field that ranks exchange. */
-static g2z_status g2zr_check_length(g2z_services *services, const char *what, const char *text,
+G2Z_API g2z_status g2z_check_length(g2z_services *services, const char *what, const char *text,
                                     size_t room) {
   if (!text || strlen(text) < room) return G2Z_OK;
   G2Z_REFUSE(services, "%s has %zu bytes, but at most %zu are allowed: give a shorter one", what,
@@ -1289,21 +1295,20 @@ static g2z_status g2zr_restore(g2z_run *run) {
 
 /* Settings that must be equal on all ranks: ranks validate, save and sample together, and one with
  * other settings would wait until the watcher ends the job. Range: 0 to `most`; -1: any value. */
-#define G2ZR_STEPS_MOST INT64_C(1000000000000)
 #define G2ZR_SETTING_LIST(X)                                                                      \
   X(epochs, epochs, 1 << 20)                                                                      \
-  X(max_train_steps, max_train_steps, G2ZR_STEPS_MOST)                                            \
+  X(max_train_steps, max_train_steps, G2Z_RUN_STEPS_MOST)                                            \
   X(val, val_glob != NULL, -1)                                                                    \
-  X(max_val_steps, max_val_steps, G2ZR_STEPS_MOST)                                                \
-  X(val_every, val_every, G2ZR_STEPS_MOST)                                                        \
-  X(val_steps, val_steps, G2ZR_STEPS_MOST)                                                        \
-  X(patience, patience, G2ZR_STEPS_MOST)                                                          \
+  X(max_val_steps, max_val_steps, G2Z_RUN_STEPS_MOST)                                                \
+  X(val_every, val_every, G2Z_RUN_STEPS_MOST)                                                        \
+  X(val_steps, val_steps, G2Z_RUN_STEPS_MOST)                                                        \
+  X(patience, patience, G2Z_RUN_STEPS_MOST)                                                          \
   X(keep_best, keep_best, -1)                                                                     \
   X(eval, eval.count, -1)                                                                         \
-  X(eval_every, eval_every, G2ZR_STEPS_MOST)                                                      \
-  X(sample_every, sample_every, G2ZR_STEPS_MOST)                                                  \
+  X(eval_every, eval_every, G2Z_RUN_STEPS_MOST)                                                      \
+  X(sample_every, sample_every, G2Z_RUN_STEPS_MOST)                                                  \
   X(run_dir, run_dir != NULL, -1)                                                                 \
-  X(save_every, save_every, G2ZR_STEPS_MOST)                                                      \
+  X(save_every, save_every, G2Z_RUN_STEPS_MOST)                                                      \
   X(save_epochs, save_epochs, -1)                                                                 \
   X(save_weights, save_weights != NULL, -1)                                                       \
   X(vocab, vocab != NULL, -1)                                                                     \
@@ -1345,8 +1350,8 @@ static g2z_status g2zr_check(g2z_run *run) {
     G2Z_REFUSE(run->services, "%s needs a run_dir for the checkpoints: give --run-dir DIR", needs);
   if (config->keep_best && !config->save_every && !config->save_epochs && !config->keep)
     config->keep = 1;
-  G2Z_TRY(g2zr_check_length(run->services, "run_dir", config->run_dir, 1024));
-  G2Z_TRY(g2zr_check_length(run->services, "save_weights", config->save_weights, 4001));
+  G2Z_TRY(g2z_check_length(run->services, "run_dir", config->run_dir, 1024));
+  G2Z_TRY(g2z_check_length(run->services, "save_weights", config->save_weights, 4001));
   if (config->resume && !*config->resume) /* a script's variable that is not set */
     G2Z_REFUSE(run->services, "resume is empty: give --resume latest, or a checkpoint's path");
   if (config->resume && !config->train.train_glob)
@@ -1407,7 +1412,7 @@ static g2z_status g2zr_choose(g2z_run *run) {
                            here.st_ino == above.st_ino;
     run->found.own = run->found.continues;
   }
-  G2Z_TRY(g2zr_check_length(run->services, "the checkpoint's path", path.text,
+  G2Z_TRY(g2z_check_length(run->services, "the checkpoint's path", path.text,
                             sizeof run->found.resume));
   memcpy(run->found.resume, path.text, strlen(path.text) + 1);
   return G2Z_OK;
@@ -2158,6 +2163,10 @@ G2Z_API void g2z_run_free(g2z_run *run) {
 }
 
 G2Z_API g2z_trainer *g2z_run_trainer(g2z_run *run) { return run->trainer; }
+
+G2Z_API int g2z_run_loses_model(const g2z_run *run) {
+  return run->resumed < run->steps && !(g2zr_possible(run) & (G2ZR_DUE_SAVE | G2ZR_DUE_WEIGHTS));
+}
 
 G2Z_API void g2z_run_request_stop(g2z_run *run, int signal) {
   __atomic_store_n(&run->stop_signal, (int64_t)signal, __ATOMIC_RELAXED);
