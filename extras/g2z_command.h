@@ -11,7 +11,7 @@
  *
  * Names that begin with g2zc_ or G2ZC_ are private.
  *
- * CONTENTS: command line */
+ * CONTENTS: command line; a model in use */
 
 #ifndef G2Z_COMMAND_INCLUDED
 #define G2Z_COMMAND_INCLUDED
@@ -20,6 +20,7 @@
 #error "g2z_command.h: include gpt2_zero.h before it"
 #endif
 
+#include "g2z_eval.h"
 #include "g2z_program.h"
 #include "g2z_run.h"
 #include "g2z_text.h"
@@ -68,6 +69,11 @@ G2Z_API void g2z_run_options_print(void (*line)(void *user, const char *text), v
  * memory (0: unknown) and gives the largest B that fits. */
 G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
                             void (*line)(void *user, const char *text), void *user);
+/* --dry-run: rank 0 prints its plan, which is the largest, and compares it with the device's free
+ * memory. Fails if it does not fit. */
+G2Z_API g2z_status g2z_run_dry(g2z_services *services, const g2z_run_options *options,
+                               const g2z_context_config *context,
+                               void (*line)(void *user, const char *text), void *user);
 /* --ranks and --gpus: this process starts the ranks and waits for them, or is one of them. Returns
  * the results of g2z_ranks_spawn; without these flags *is_parent is 0. */
 G2Z_API g2z_status g2z_run_options_spawn(g2z_services *services, const g2z_run_options *options,
@@ -81,8 +87,20 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
 G2Z_API g2z_status g2z_run_launch(g2z_run_options *options, const g2z_context_config *config,
                                   g2z_context **context, g2z_run **run);
 /* For an on_fault: writes this rank's flight recorder, and RUN_FAILED.json unless another rank is
- * writing it. Before all ranks have met it does nothing: there is no directory yet. */
-G2Z_API void g2z_run_write_fault(const g2z_run_options *options, const g2z_fault *fault);
+ * writing it. Before all ranks have met it writes nothing: there is no directory yet. `hint` becomes
+ * the command that continues the run, or "" without a run directory. */
+#define G2Z_RUN_HINT_BYTES 1400
+G2Z_API void g2z_run_write_fault(const g2z_run_options *options, const g2z_fault *fault,
+                                 char hint[G2Z_RUN_HINT_BYTES]);
+/* For an on_fault: the process ends with exit code G2Z_EXIT_LOST after this time, also if its
+ * threads wait for a console or a file system. */
+G2Z_API void g2z_run_end_within(unsigned seconds);
+
+/* A trained model in use, without training and run directory: scores the files of --eval, then
+ * continues --prompt, or with "-" each line of standard input. `put` receives what it prints, as
+ * that of g2z_write_text does; options->run.progress the progress of each file. */
+G2Z_API g2z_status g2z_run_use(const g2z_run_options *options, const g2z_context_config *config,
+                               int (*put)(void *user, const char *text, size_t bytes), void *user);
 
 #ifdef __cplusplus
 }
@@ -92,9 +110,12 @@ G2Z_API void g2z_run_write_fault(const g2z_run_options *options, const g2z_fault
 #if defined(GPT2_ZERO_IMPLEMENTATION) && !defined(G2Z_COMMAND_IMPLEMENTED)
 #define G2Z_COMMAND_IMPLEMENTED
 
+#include <dirent.h>
 #include <errno.h>
 #include <glob.h>
 #include <inttypes.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -402,6 +423,32 @@ G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
       needs <= free_bytes ? "it fits" : "IT DOES NOT FIT");
   PUT("largest B   %9d      micro-batch that fits", g2z_plan_largest_batch(plan, free_bytes));
 #undef PUT
+}
+
+G2Z_API g2z_status g2z_run_dry(g2z_services *services, const g2z_run_options *o,
+                               const g2z_context_config *context,
+                               void (*line)(void *user, const char *text), void *user) {
+  const g2z_place *place = &context->ranks.place;
+  g2z_train_config config = o->run.train;
+  g2z_plan *plan;
+  size_t free_bytes, total_bytes;
+  int sharing = 1; /* ranks that share the memory */
+  if (place->rank != 0) return G2Z_OK;
+  config.optimizer.warmup = 0; /* the plan does not depend on the schedule */
+  config.optimizer.min_lr = 0;
+  G2Z_TRY(g2z_plan_create(services, &config, context->device, place->rank, place->world,
+                          place->local_world, &plan));
+  if (g2z_device_memory(services, context->device, &free_bytes, &total_bytes) != G2Z_OK) {
+    line(user, "this machine has no such device, so its memory is not known");
+    free_bytes = 0;
+  }
+  if (context->device == G2Z_DEVICE_CPU && place->local_world > 1) sharing = place->local_world;
+  free_bytes /= (size_t)sharing;
+  g2z_plan_print(plan, free_bytes, line, user);
+  g2z_status status = G2Z_OK;
+  if (free_bytes) status = g2z_plan_fits(services, &config, plan, free_bytes, sharing);
+  g2z_plan_free(plan);
+  return status;
 }
 
 G2Z_API g2z_status g2z_run_options_spawn(g2z_services *services, const g2z_run_options *o,
@@ -760,12 +807,31 @@ static void g2zc_put_failure(void *user, g2z_json_out *out) {
   g2z_json_put_string(out, "flight_recorder", of->flight);
 }
 
+/* How to continue the run, from its last checkpoint or from the start. */
+static void g2zc_hint(const g2z_run_config *run, char hint[G2Z_RUN_HINT_BYTES]) {
+  char word[1200];
+  int saved = 0;
+  hint[0] = 0;
+  DIR *directory = run->run_dir ? opendir(run->run_dir) : NULL;
+  if (!directory) return;
+  for (struct dirent *entry; (entry = readdir(directory)) != NULL;)
+    saved |= strncmp(entry->d_name, "step-", 5) == 0 && !strchr(entry->d_name, '.');
+  closedir(directory);
+  const int saves = run->save_every > 0 || run->save_epochs || run->keep_best;
+  snprintf(hint, G2Z_RUN_HINT_BYTES, "%s: the same command with --run-dir %s --resume latest%s",
+           saved ? "To continue" : "No checkpoint was saved. To start again",
+           g2z_shell_word(run->run_dir, word, sizeof word),
+           saved || saves ? "" : " --save-every 1000");
+}
+
 /* If another rank is writing RUN_FAILED.json, that file will be the same. */
-G2Z_API void g2z_run_write_fault(const g2z_run_options *o, const g2z_fault *fault) {
+G2Z_API void g2z_run_write_fault(const g2z_run_options *o, const g2z_fault *fault,
+                                 char hint[G2Z_RUN_HINT_BYTES]) {
   g2z_ranks *ranks = __atomic_load_n(&o->met, __ATOMIC_ACQUIRE);
   g2z_services services; /* new: the program's services belong to the main thread */
   char name[64];
   memset(&services, 0, sizeof services);
+  g2zc_hint(&o->run, hint);
   if (!ranks || !o->run.run_dir || g2z_make_directory(&services, o->run.run_dir) != G2Z_OK) return;
   g2zc_report_of_fault of = {g2z_ranks_place(ranks), fault, NULL};
   snprintf(name, sizeof name, "flight_rank_%d.jsonl", of.place->rank);
@@ -773,6 +839,135 @@ G2Z_API void g2z_run_write_fault(const g2z_run_options *o, const g2z_fault *faul
                  failure = g2z_path_in(o->run.run_dir, "RUN_FAILED.json");
   if (g2z_ranks_write_flight(ranks, &services, flight.text) == G2Z_OK) of.flight = name;
   g2z_json_write(&services, failure.text, g2zc_put_failure, &of);
+}
+
+static void g2zc_on_alarm(int number) {
+  (void)number;
+  _exit(G2Z_EXIT_LOST);
+}
+
+/* The library's threads block the signal, so the calling thread receives it. */
+G2Z_API void g2z_run_end_within(unsigned seconds) {
+  sigset_t alarms;
+  signal(SIGALRM, g2zc_on_alarm);
+  sigemptyset(&alarms);
+  sigaddset(&alarms, SIGALRM);
+  pthread_sigmask(SIG_UNBLOCK, &alarms, NULL);
+  alarm(seconds);
+}
+
+/* ===== a model in use ====================================================
+ * In:  options with --init-from, and a place in a job of one rank. Out: text.
+ * Law: no file is written. */
+
+typedef struct g2zc_use {
+  const g2z_run_config *run;
+  g2z_services *services;
+  g2z_model *model;
+  g2z_tokenizer *tokenizer;          /* NULL: none */
+  const char *scored;                /* the name of the file that is scored */
+  int (*put)(void *user, const char *text, size_t bytes);
+  void *user;
+} g2zc_use;
+
+static void g2zc_put_line(const g2zc_use *use, const char *line) {
+  use->put(use->user, line, strlen(line));
+  use->put(use->user, "\n", 1);
+}
+
+static g2z_status g2zc_write(const g2zc_use *use, const char *prompt) {
+  const g2z_run_config *run = use->run;
+  g2z_status status = g2z_write_text(use->model, use->tokenizer, prompt, run->sample_tokens,
+                                     &run->sampling, use->put, use->user);
+  g2zc_put_line(use, "");
+  return status;
+}
+
+/* Continues each line of standard input. On a terminal, asks for them. */
+static g2z_status g2zc_converse(const g2zc_use *use) {
+  const int asks = isatty(STDIN_FILENO);
+  g2z_status status = G2Z_OK;
+  char *line = NULL;
+  size_t room = 0;
+  if (asks) g2zc_put_line(use, "Type a prompt, then Enter. Ctrl-D ends.");
+  for (int number = 1; status == G2Z_OK; number++) {
+    if (asks) use->put(use->user, "> ", 2);
+    const ssize_t bytes = getline(&line, &room, stdin);
+    if (bytes < 0) break;
+    if (strlen(line) != (size_t)bytes)
+      status = g2z_fail(use->services, G2Z_FORMAT, "line %d of the prompts has a zero byte: give "
+                        "text", number);
+    line[strcspn(line, "\r\n")] = 0;
+    if (*line && status == G2Z_OK) status = g2zc_write(use, line);
+  }
+  if (ferror(stdin)) status = g2z_fail_file(use->services, errno, "read", "standard input");
+  if (asks) g2zc_put_line(use, "");
+  free(line);
+  return status;
+}
+
+static void g2zc_share(void *user, double share) {
+  const g2zc_use *use = (const g2zc_use *)user;
+  if (use->run->progress) use->run->progress(use->run->progress_user, use->scored, share);
+}
+
+/* Scores the files of --eval. */
+static g2z_status g2zc_evaluate(g2zc_use *use) {
+  const g2z_texts *files = &use->run->eval;
+  for (int i = 0; i < files->count; i++) {
+    g2z_eval_set *set;
+    g2z_eval result;
+    char text[200], name[1024], line[sizeof text + sizeof name + 32];
+    const double begin = g2z_seconds();
+    snprintf(name, sizeof name, "%s", files->text[i]);
+    use->scored = g2z_tame(name);
+    G2Z_TRY(g2z_eval_open(use->services, &use->model->config, use->tokenizer, files->text[i],
+                          &set));
+    g2z_status status = g2z_eval_run(set, use->model, g2zc_share, use, &result);
+    g2z_eval_free(set);
+    G2Z_TRY(status);
+    g2z_eval_text(&result, text);
+    snprintf(line, sizeof line, "%s | %s | %.2f s", name, text, g2z_seconds() - begin);
+    g2zc_put_line(use, line);
+  }
+  return G2Z_OK;
+}
+
+static g2z_status g2zc_use_model(g2zc_use *use) {
+  const g2z_run_config *run = use->run;
+  const int lines = run->prompt && strcmp(run->prompt, "-") == 0;
+  const int converses = lines || (!run->prompt && !run->eval.count);
+  if (converses && !lines && !isatty(STDIN_FILENO))
+    G2Z_REFUSE(use->services, "give something to do with these weights: --prompt TEXT, --prompt - "
+               "for each line of standard input, --eval FILE, or --train GLOB");
+  if (run->vocab || use->model->config.vocab == 257)
+    G2Z_TRY(g2z_tokenizer_create(use->services, run->vocab, &use->tokenizer));
+  G2Z_TRY(g2zc_evaluate(use));
+  if (!converses && !run->prompt) return G2Z_OK;
+  if (!use->tokenizer)
+    G2Z_REFUSE(use->services, "%s has no tokenizer: give the one that the model was trained with, "
+               "--vocab FILE", run->train.init_from);
+  if (converses) return g2zc_converse(use);
+  return g2zc_write(use, run->prompt);
+}
+
+G2Z_API g2z_status g2z_run_use(const g2z_run_options *o, const g2z_context_config *config,
+                               int (*put)(void *user, const char *text, size_t bytes), void *user) {
+  const g2z_train_config *train = &o->run.train;
+  const int world = config->ranks.place.world;
+  g2zc_use use = {&o->run, config->services, NULL, NULL, NULL, put, user};
+  g2z_context *context = NULL;
+  if (world > 1)
+    G2Z_REFUSE(config->services, "there are %d processes, but one generates and scores: start one, "
+               "without --ranks, --gpus and launcher, or with srun -n 1", world);
+  g2z_status status = g2z_context_create(config, &context);
+  if (status == G2Z_OK)
+    status = g2z_model_open(context, train->init_from, train->dtype, &use.model);
+  if (status == G2Z_OK) status = g2zc_use_model(&use);
+  g2z_tokenizer_free(use.tokenizer);
+  g2z_model_free(use.model);
+  g2z_context_free(context);
+  return status;
 }
 
 #ifdef __cplusplus
