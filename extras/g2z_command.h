@@ -644,72 +644,106 @@ static g2z_status g2zc_check_uses(g2z_services *services, const g2z_run_options 
   return G2Z_OK;
 }
 
-/* Smallest number of tokens per micro-step for --fp8: with fewer, 16 bits are faster
- * (docs/speed.md). bench runs --fp8 at any size, because it measures this limit. */
-#define G2ZC_FP8_TOKENS 2048
-
-G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_options *o,
-                                          g2z_context_config *context) {
-  g2z_train_config *train = &o->run.train;
-  g2z_ranks_config *ranks = &context->ranks;
-  G2Z_TRY(g2z_place_find(services, &ranks->place));
-  G2Z_TRY(g2z_check_length(services, "--run-dir", o->run_dir, sizeof o->run_dir_text));
-  G2Z_TRY(g2z_check_length(services, "--run-id", o->run_id, sizeof ranks->place.job));
-  G2Z_TRY(g2zc_check_uses(services, o));
-  if (strcmp(ranks->place.launcher, "alone") == 0 && (o->ranks || o->gpus)) /* not started yet */
-    ranks->place.world = ranks->place.local_world = o->gpus ? o->gpus : o->ranks;
-  if (o->gpus || o->ranks || !train->train_glob) ranks->place.unstarted = 0; /* none are missing */
-  if (o->run_id) snprintf(ranks->place.job, sizeof ranks->place.job, "%s", o->run_id);
+static void g2zc_settle_ranks(const g2z_run_options *o, g2z_ranks_config *ranks) {
+  g2z_place *place = &ranks->place;
+  const int started = o->gpus ? o->gpus : o->ranks; /* ranks that this program starts; 0: none */
+  const int alone = strcmp(place->launcher, "alone") == 0;
+  if (started && alone) { /* they are not started yet */
+    place->world = started;
+    place->local_world = started;
+  }
+  if (started || !o->run.train.train_glob) place->unstarted = 0; /* none are missing */
+  if (o->run_id) snprintf(place->job, sizeof place->job, "%s", o->run_id);
   ranks->join_s = o->join_timeout;
   ranks->silence_s = o->silence_timeout;
   ranks->hang_s = o->hang_timeout;
-  G2Z_TRY(g2zc_settle_model(services, o));
+}
+
+static void g2zc_settle_device(g2z_services *services, g2z_run_options *o,
+                               g2z_context_config *context) {
+  g2z_train_config *train = &o->run.train;
   if (o->dry_run && o->gpus) context->device = G2Z_DEVICE_CUDA; /* a plan needs no GPU */
   if (o->device >= 0) context->device = (g2z_device_kind)o->device;
-  else if (context->device == G2Z_DEVICE_CPU && ranks->place.rank == 0 &&
+  else if (context->device == G2Z_DEVICE_CPU && context->ranks.place.rank == 0 &&
            g2z_device_find_gpu(services) == G2Z_DEVICE)
     g2z_log(services, G2Z_LOG_WARNING, "this runs on the CPU: %s", services->error);
-  train->dtype = o->dtype >= 0 ? (g2z_dtype)o->dtype : g2z_dtype_default(context->device);
+  train->dtype = g2z_dtype_default(context->device);
+  if (o->dtype >= 0) train->dtype = (g2z_dtype)o->dtype;
+}
+
+static g2z_status g2zc_settle_batch(g2z_services *services, g2z_run_options *o, int world) {
+  g2z_train_config *train = &o->run.train;
+  const int64_t together = (int64_t)train->batch * world;
   train->seq = o->seq ? o->seq : train->model.context;
-  const int64_t together = (int64_t)train->batch * ranks->place.world;
   if (o->global_batch && o->accum)
     G2Z_REFUSE(services, "--accum and --global-batch both set the micro-steps: give one of them");
   if (o->global_batch % together)
     G2Z_REFUSE(services, "--global-batch %d must be a multiple of batch x ranks = %" PRId64,
                o->global_batch, together);
-  train->accum = o->global_batch ? (int)(o->global_batch / together) : o->accum ? o->accum : 1;
+  train->accum = 1;
+  if (o->accum) train->accum = o->accum;
+  if (o->global_batch) train->accum = (int)(o->global_batch / together);
+  return G2Z_OK;
+}
+
+/* Smallest number of tokens per micro-step for --fp8: with fewer, 16 bits are faster
+ * (docs/speed.md). bench runs --fp8 at any size, because it measures this limit. */
+#define G2ZC_FP8_TOKENS 2048
+
+/* Drops --fp8 if it would not help. */
+static void g2zc_settle_fp8(g2z_services *services, g2z_run_options *o,
+                            const g2z_context_config *context) {
+  g2z_train_config *train = &o->run.train;
   const int unused = !train->train_glob && !o->dry_run;
-  if (train->fp8 && (unused || (context->device == G2Z_DEVICE_CUDA &&
-                                (int64_t)train->batch * train->seq < G2ZC_FP8_TOKENS))) {
-    if (ranks->place.rank == 0 && unused)
-      g2z_log(services, G2Z_LOG_INFO, "--fp8 %s is not used: 8 bits are for training only",
-              g2zc_fp8[train->fp8]);
-    else if (ranks->place.rank == 0)
-      g2z_log(services, G2Z_LOG_INFO, "--fp8 %s is not used: for a micro-step of %d x %d tokens 16 "
-              "bits are faster; 8 bits are faster from %d tokens on", g2zc_fp8[train->fp8],
-              train->batch, train->seq, G2ZC_FP8_TOKENS);
-    train->fp8 = G2Z_FP8_NONE;
-  }
-  if (o->run.prompt && strcmp(o->run.prompt, "-") == 0 && (train->train_glob || o->run.val_glob))
+  const int slower = context->device == G2Z_DEVICE_CUDA &&
+                     (int64_t)train->batch * train->seq < G2ZC_FP8_TOKENS;
+  const int first = context->ranks.place.rank == 0;
+  if (!train->fp8 || !(unused || slower)) return;
+  if (first && unused)
+    g2z_log(services, G2Z_LOG_INFO, "--fp8 %s is not used: 8 bits are for training only",
+            g2zc_fp8[train->fp8]);
+  else if (first)
+    g2z_log(services, G2Z_LOG_INFO, "--fp8 %s is not used: for a micro-step of %d x %d tokens 16 "
+            "bits are faster; 8 bits are faster from %d tokens on", g2zc_fp8[train->fp8],
+            train->batch, train->seq, G2ZC_FP8_TOKENS);
+  train->fp8 = G2Z_FP8_NONE;
+}
+
+/* Refuses flags that contradict each other, or that miss another flag. */
+static g2z_status g2zc_check_conflicts(g2z_services *services, const g2z_run_options *o) {
+  const g2z_run_config *run = &o->run;
+  if (run->prompt && strcmp(run->prompt, "-") == 0 && (run->train.train_glob || run->val_glob))
     G2Z_REFUSE(services, "--prompt - reads standard input, which only generation does: give a "
                "training's samples a text, or remove --train and --val");
-  if (o->steps && o->run.epochs)
+  if (o->steps && run->epochs)
     G2Z_REFUSE(services, "--steps and --epochs both set the length: give one of them, and "
                "--max-train-steps to stop earlier");
-  if (o->run.resume && strcmp(o->run.resume, "latest") == 0 && !o->run_dir)
+  if (run->resume && strcmp(run->resume, "latest") == 0 && !o->run_dir)
     G2Z_REFUSE(services, "--resume latest needs the directory of the run: give --run-dir RUN_DIR");
+  return G2Z_OK;
+}
+
+/* Refuses shards that cannot be meant, and a program without work. */
+static g2z_status g2zc_check_data(g2z_services *services, const g2z_run_options *o) {
+  const g2z_run_config *run = &o->run;
+  const char *train_glob = run->train.train_glob;
   for (int i = 0; i < o->train.count; i++)
     G2Z_TRY(g2zc_check_shards(services, o, "--train", o->train.text[i]));
-  G2Z_TRY(g2zc_check_shards(services, o, "--val", o->run.val_glob));
-  if (train->train_glob && o->run.val_glob && !o->dry_run)
-    G2Z_TRY(g2z_shards_apart(services, train->train_glob, o->run.val_glob));
-  if (!train->train_glob && !o->run.val_glob && !train->init_from && !o->dry_run) {
-    if (o->run.prompt || o->run.eval.count)
-      G2Z_REFUSE(services, "%s needs trained weights: give --init-from RUN_DIR/weights, or train "
-                 "first with --train GLOB", o->run.prompt ? "--prompt" : "--eval");
-    G2Z_REFUSE(services, "there is nothing to do. To train: --train GLOB. To use weights: "
-               "--init-from DIR with --prompt TEXT or --eval FILE");
-  }
+  G2Z_TRY(g2zc_check_shards(services, o, "--val", run->val_glob));
+  if (o->dry_run) return G2Z_OK;
+  if (train_glob && run->val_glob)
+    return g2z_shards_apart(services, train_glob, run->val_glob);
+  if (train_glob || run->val_glob || run->train.init_from) return G2Z_OK;
+  if (run->prompt || run->eval.count)
+    G2Z_REFUSE(services, "%s needs trained weights: give --init-from RUN_DIR/weights, or train "
+               "first with --train GLOB", run->prompt ? "--prompt" : "--eval");
+  G2Z_REFUSE(services, "there is nothing to do. To train: --train GLOB. To use weights: "
+             "--init-from DIR with --prompt TEXT or --eval FILE");
+}
+
+/* The length of the training, ZeRO's stage and the loss scale. */
+static void g2zc_settle_training(g2z_run_options *o) {
+  g2z_train_config *train = &o->run.train;
   if (o->steps) train->optimizer.steps = o->steps;
   else if (!o->run.epochs) o->run.epochs = 1;
   if (o->zero >= 0) train->zero_stage = o->zero;
@@ -718,7 +752,10 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
     train->optimizer.loss_scale = o->loss_scale;
     train->optimizer.loss_scale_dynamic = 0;
   }
-  /* Name the run directory: from a flag, or from the time. */
+}
+
+/* Names the run directory, from a flag or from the time. */
+static g2z_status g2zc_settle_run_dir(g2z_services *services, g2z_run_options *o) {
   const time_t now = time(NULL);
   struct tm utc;
   struct stat info;
@@ -731,56 +768,86 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
   o->run.run_dir = strcmp(o->run_dir_text, "none") == 0 ? NULL : o->run_dir_text;
   const char *logs = getenv("NCCL_LOGS");
   o->nccl_logs |= logs && strcmp(logs, "1") == 0;
-  if (o->nccl_logs && !o->run.run_dir && (train->train_glob || o->run.val_glob))
+  if (o->nccl_logs && !o->run.run_dir && (o->run.train.train_glob || o->run.val_glob))
     G2Z_REFUSE(services, "--nccl-logs or NCCL_LOGS=1 writes into the run directory: give one, or "
                "remove it");
   return G2Z_OK;
 }
 
+G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_options *o,
+                                          g2z_context_config *context) {
+  g2z_place *place = &context->ranks.place;
+  G2Z_TRY(g2z_place_find(services, place));
+  G2Z_TRY(g2z_check_length(services, "--run-dir", o->run_dir, sizeof o->run_dir_text));
+  G2Z_TRY(g2z_check_length(services, "--run-id", o->run_id, sizeof place->job));
+  G2Z_TRY(g2zc_check_uses(services, o));
+  g2zc_settle_ranks(o, &context->ranks);
+  G2Z_TRY(g2zc_settle_model(services, o));
+  g2zc_settle_device(services, o, context);
+  G2Z_TRY(g2zc_settle_batch(services, o, place->world));
+  g2zc_settle_fp8(services, o, context);
+  G2Z_TRY(g2zc_check_conflicts(services, o));
+  G2Z_TRY(g2zc_check_data(services, o));
+  g2zc_settle_training(o);
+  return g2zc_settle_run_dir(services, o);
+}
+
 /* ----- files of a launch ----- */
+
+/* Lets NCCL log into the run directory. NCCL reads these variables once, at its start, and opens
+ * its files in a directory that exists. It replaces %h by the host and %p by the process. Values of
+ * the user stay. */
+static g2z_status g2zc_log_nccl(g2z_services *services, const char *run_dir, int rank) {
+  g2z_status status = g2z_make_directory(services, run_dir);
+  setenv("NCCL_DEBUG", "INFO", 0);
+  setenv("NCCL_DEBUG_FILE", g2z_path_in(run_dir, "nccl_rank_%%h_%%p.log").text, 0);
+  if (rank == 0) setenv("NCCL_TOPO_DUMP_FILE", g2z_path_in(run_dir, "nccl_topo.xml").text, 0);
+  return status;
+}
+
+/* Writes how the host's GPUs are connected. If a tool is not installed, its file has the shell's
+ * message. */
+static void g2zc_write_topology(const char *run_dir) {
+  char word[1200], text[1400];
+  snprintf(text, sizeof text, "cd %s && { nvidia-smi topo -m > topo.txt 2>&1; ibstat > ibstat.txt "
+           "2>&1; }", g2z_shell_word(run_dir, word, sizeof word));
+  FILE *pipe = popen(text, "r");
+  if (pipe) pclose(pipe);
+}
+
+/* The part of a launch that follows the meeting of the ranks. */
+static g2z_status g2zc_open_run(g2z_run_options *o, const g2z_context_config *config,
+                                g2z_context *context, g2z_run **run) {
+  const char *run_dir = o->run.run_dir, *given = o->run.save_weights;
+  const int rank = config->ranks.place.rank;
+  g2z_ranks *ranks = context->ranks;
+  G2Z_TRY(g2z_ranks_broadcast(ranks, o->run_dir_text, sizeof o->run_dir_text));
+  /* A training writes its weights unless --save-weights none forbids it: a forgotten flag must not
+   * cost hours of training. */
+  snprintf(o->weights_text, sizeof o->weights_text, "%s/weights", o->run_dir_text);
+  if (given && strcmp(given, "none") == 0) o->run.save_weights = NULL;
+  else if (!given && run_dir && o->run.train.train_glob) o->run.save_weights = o->weights_text;
+  __atomic_store_n(&o->met, ranks, __ATOMIC_RELEASE);
+  g2z_status status = G2Z_OK;
+  if (o->nccl_logs) status = g2zc_log_nccl(config->services, run_dir, rank);
+  G2Z_TRY(g2z_ranks_agree(ranks, status));
+  G2Z_TRY(g2z_run_create(context, &o->run, run));
+  if (rank == 0 && g2z_run_loses_model(*run))
+    g2z_log(config->services, G2Z_LOG_WARNING, "nothing keeps the trained model: to keep it, add "
+            "--save-weights DIR%s", run_dir ? " or --save-every 1000" : "");
+  if (rank == 0 && o->nccl_logs) g2zc_write_topology(run_dir);
+  return G2Z_OK;
+}
 
 G2Z_API g2z_status g2z_run_launch(g2z_run_options *o, const g2z_context_config *config,
                                   g2z_context **context, g2z_run **run) {
-  const g2z_place *place = &config->ranks.place;
-  const char *run_dir = o->run.run_dir, *given = o->run.save_weights;
-  char word[1200], text[1400];
   *run = NULL;
   G2Z_TRY(g2z_context_create(config, context));
-  g2z_ranks *ranks = (*context)->ranks;
-  g2z_status status = g2z_ranks_broadcast(ranks, o->run_dir_text, sizeof o->run_dir_text);
-  if (status == G2Z_OK) {
-    /* A training writes its weights unless --save-weights none forbids it: a forgotten flag must
-     * not cost hours of training. */
-    snprintf(o->weights_text, sizeof o->weights_text, "%s/weights", o->run_dir_text);
-    if (given && strcmp(given, "none") == 0) o->run.save_weights = NULL;
-    else if (!given && run_dir && o->run.train.train_glob) o->run.save_weights = o->weights_text;
-    __atomic_store_n(&o->met, ranks, __ATOMIC_RELEASE);
-    if (o->nccl_logs) {
-      /* NCCL reads these variables once, at its start, and opens its files in a directory that
-       * exists. It replaces %h by the host and %p by the process. Values of the user stay. */
-      status = g2z_make_directory(config->services, run_dir);
-      setenv("NCCL_DEBUG", "INFO", 0);
-      setenv("NCCL_DEBUG_FILE", g2z_path_in(run_dir, "nccl_rank_%%h_%%p.log").text, 0);
-      if (place->rank == 0)
-        setenv("NCCL_TOPO_DUMP_FILE", g2z_path_in(run_dir, "nccl_topo.xml").text, 0);
-    }
-    status = g2z_ranks_agree(ranks, status);
-  }
-  if (status == G2Z_OK) status = g2z_run_create(*context, &o->run, run);
-  if (status == G2Z_OK && place->rank == 0 && g2z_run_loses_model(*run))
-    g2z_log(config->services, G2Z_LOG_WARNING, "nothing keeps the trained model: to keep it, add "
-            "--save-weights DIR%s", run_dir ? " or --save-every 1000" : "");
-  if (status == G2Z_OK && o->nccl_logs && place->rank == 0) {
-    /* If a tool is not installed, its file has the shell's message. */
-    snprintf(text, sizeof text, "cd %s && { nvidia-smi topo -m > topo.txt 2>&1; ibstat > "
-             "ibstat.txt 2>&1; }", g2z_shell_word(run_dir, word, sizeof word));
-    FILE *pipe = popen(text, "r");
-    if (pipe) pclose(pipe);
-  }
+  g2z_status status = g2zc_open_run(o, config, *context, run);
   if (status == G2Z_OK) return G2Z_OK;
   g2z_run_free(*run);
   g2z_context_free(*context);
-  if (o->nccl_logs) rmdir(run_dir); /* made for NCCL; only if it is empty */
+  if (o->nccl_logs) rmdir(o->run.run_dir); /* made for NCCL; only if it is empty */
   *run = NULL;
   *context = NULL;
   return status;
