@@ -196,16 +196,23 @@ extern "C" {
  * Law: metrics.jsonl and train.log grow line by line, as things happen. Every other file appears
  *      complete or not at all, and RUN_COMPLETE.txt last. */
 
-#define G2ZR_NAME(name, kind) #name,
-#define G2ZR_DOUBLE(name, kind) double name;
-#define G2ZR_KIND(name, kind) G2ZR_##kind,
-
 typedef enum g2zr_kind { /* the numbers that a note may have */
+  G2ZR_WHOLE,  /* int64_t, 0 to 2^53; the others are double: */
   G2ZR_AMOUNT, /* 0 to 2^53 */
-  G2ZR_WHOLE,  /* the same, without a fraction */
   G2ZR_TIME,   /* as AMOUNT, or NaN: none */
   G2ZR_REAL    /* any number, or NaN: none */
 } g2zr_kind;
+#define G2ZR_TYPE_WHOLE int64_t
+#define G2ZR_TYPE_AMOUNT double
+#define G2ZR_TYPE_TIME double
+#define G2ZR_TYPE_REAL double
+#define G2ZR_MEMBER(name, kind) G2ZR_TYPE_##kind name;
+
+typedef struct g2zr_field {          /* a member of one of the next three structs */
+  const char *name;
+  g2zr_kind kind;
+  size_t offset;
+} g2zr_field;
 
 /* Sums over the whole run, however often it was resumed. */
 #define G2ZR_TOTAL_LIST(X)                                                                        \
@@ -232,19 +239,21 @@ typedef enum g2zr_kind { /* the numbers that a note may have */
   X(stale, WHOLE)         /* number of validations since the last of `low` */                     \
   X(target_loss, REAL)    /* 0: none */
 typedef struct g2zr_totals {
-  G2ZR_TOTAL_LIST(G2ZR_DOUBLE)
+  G2ZR_TOTAL_LIST(G2ZR_MEMBER)
 } g2zr_totals;
-static const char *const g2zr_total_names[] = {G2ZR_TOTAL_LIST(G2ZR_NAME)};
-static const g2zr_kind g2zr_total_kinds[] = {G2ZR_TOTAL_LIST(G2ZR_KIND)};
+#define X(name, kind) {#name, G2ZR_##kind, offsetof(g2zr_totals, name)},
+static const g2zr_field g2zr_total_fields[] = {G2ZR_TOTAL_LIST(X)};
+#undef X
 #define G2ZR_RECENT 20 /* losses whose mean shows whether the model got worse */
 
 /* A validation whose loss was lower than those of all earlier ones over the same tokens. */
 #define G2ZR_LOW_LIST(X) X(step, WHOLE) X(tokens, WHOLE) X(wall_s, AMOUNT) X(loss, REAL)
 typedef struct g2zr_low {
-  G2ZR_LOW_LIST(G2ZR_DOUBLE)
+  G2ZR_LOW_LIST(G2ZR_MEMBER)
 } g2zr_low;
-static const char *const g2zr_low_names[] = {G2ZR_LOW_LIST(G2ZR_NAME)};
-static const g2zr_kind g2zr_low_kinds[] = {G2ZR_LOW_LIST(G2ZR_KIND)};
+#define X(name, kind) {#name, G2ZR_##kind, offsetof(g2zr_low, name)},
+static const g2zr_field g2zr_low_fields[] = {G2ZR_LOW_LIST(X)};
+#undef X
 
 #define G2ZR_EPOCH_LIST(X)                                                                        \
   X(index, WHOLE)                                                                                 \
@@ -260,11 +269,12 @@ static const g2zr_kind g2zr_low_kinds[] = {G2ZR_LOW_LIST(G2ZR_KIND)};
   X(p50_s, TIME)          /* step time */                                                         \
   X(p95_s, TIME)
 typedef struct g2zr_epoch {
-  G2ZR_EPOCH_LIST(G2ZR_DOUBLE)
+  G2ZR_EPOCH_LIST(G2ZR_MEMBER)
   double started;                    /* g2z_seconds() */
 } g2zr_epoch;
-static const char *const g2zr_epoch_names[] = {G2ZR_EPOCH_LIST(G2ZR_NAME)};
-static const g2zr_kind g2zr_epoch_kinds[] = {G2ZR_EPOCH_LIST(G2ZR_KIND)};
+#define X(name, kind) {#name, G2ZR_##kind, offsetof(g2zr_epoch, name)},
+static const g2zr_field g2zr_epoch_fields[] = {G2ZR_EPOCH_LIST(X)};
+#undef X
 
 /* A file of rank 0 that is read while it grows line by line. Lines that could not be written wait
  * in `late`. A checkpoint's note contains them, and the resumed run writes them. */
@@ -379,15 +389,15 @@ G2Z_API g2z_run_config g2z_run_config_default(g2z_device_kind device) {
   return config;
 }
 
-/* The validation with the lowest loss, of step NaN if there is none. */
+/* The validation with the lowest loss, of step -1 if there is none. */
 static g2zr_low g2zr_best(const g2z_run *run) {
-  const g2zr_low none = {NAN, NAN, NAN, NAN};
+  const g2zr_low none = {-1, -1, NAN, NAN};
   return run->low_count ? run->low[run->low_count - 1] : none;
 }
 
-/* The first validation that reached the target loss, of step NaN if none did. */
+/* The first validation that reached the target loss, of step -1 if none did. */
 static g2zr_low g2zr_target(const g2z_run *run) {
-  const g2zr_low none = {NAN, NAN, NAN, NAN};
+  const g2zr_low none = {-1, -1, NAN, NAN};
   for (size_t i = 0; i < run->low_count; i++)
     if (run->low[i].loss <= run->sum.target_loss && run->sum.target_loss > 0) return run->low[i];
   return none;
@@ -514,7 +524,7 @@ static void g2zr_append(g2z_run *run, g2zr_stream *stream, const char *format, .
  * length from its checkpoint: unless a line ends there, the file has changed, which is an error.
  * Without note.json all lines stay. A missing log begins again. */
 static g2z_status g2zr_stream_open(g2z_run *run, g2zr_stream *stream, const char *name,
-                                   double length) {
+                                   int64_t length) {
   const int own = run->found.own, flags = O_RDWR | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK;
   struct stat info;
   char last = '\n';
@@ -532,7 +542,7 @@ static g2z_status g2zr_stream_open(g2z_run *run, g2zr_stream *stream, const char
             PRId64, stream->path.text, run->resumed);
     return G2Z_OK;
   }
-  stream->bytes = (int64_t)length;
+  stream->bytes = length;
   G2Z_RETRY(got, pread(stream->file, &last, 1, (off_t)stream->bytes - 1));
   if (got == 1 && last == '\n') return G2Z_OK;
   return g2z_fail(run->services, G2Z_FORMAT, "%s has changed since step %" PRId64 " was saved: put "
@@ -632,8 +642,8 @@ static const char *const g2zr_optimizers[] = {G2Z_OPTIMIZER_LIST(G2Z_LIST_TEXT)}
 #define G2ZR_WHOLE(key, number) g2z_json_put_integer(out, key, (int64_t)(number))
 #define G2ZR_REAL(key, number) g2z_json_put_number(out, key, number)
 #define G2ZR_NONE(key) g2z_json_put_string(out, key, NULL)
-#define G2ZR_COUNT(key, number) /* NaN becomes null */ \
-  (isnan(number) ? G2ZR_NONE(key) : G2ZR_WHOLE(key, number))
+#define G2ZR_COUNT(key, number) /* a negative number becomes null */ \
+  ((number) < 0 ? G2ZR_NONE(key) : G2ZR_WHOLE(key, number))
 #define G2ZR_OPEN(key) g2z_json_begin(out, key, '{')
 #define G2ZR_CLOSE() g2z_json_end(out, '}')
 
@@ -656,19 +666,19 @@ static double g2zr_decimal(float value) {
 /* An entry of "epochs". */
 static void g2zr_put_epoch(const g2z_run *run, g2z_json_out *out, const g2zr_epoch *epoch) {
   const g2z_plan *plan = run->trainer->plan;
-  const double steps = epoch->steps, applied = steps - epoch->skipped;
+  const int64_t steps = epoch->steps;
   /* Bytes on rank 0's GPU: planned, and used by any program; then planned on all ranks. */
-  double planned = NAN, used = NAN, all = NAN;
+  int64_t planned = -1, used = -1, all = -1;
   size_t free_bytes = 0, total_bytes = 0;
   if (plan->device == G2Z_DEVICE_CUDA) {
     g2z_device_memory(run->services, plan->device, &free_bytes, &total_bytes);
-    planned = (double)plan->bytes_total;
-    used = (double)(total_bytes - free_bytes);
+    planned = (int64_t)plan->bytes_total;
+    used = (int64_t)(total_bytes - free_bytes);
     g2z_plan *other; /* rank 1's: all ranks except 0 have plans of equal size */
     if (plan->world == 1) all = planned;
     else if (g2z_plan_create(run->services, &run->trainer->config, plan->device, 1, plan->world,
                              plan->local_world, &other) == G2Z_OK) {
-      all = planned + (double)other->bytes_total * (plan->world - 1);
+      all = planned + (int64_t)other->bytes_total * (plan->world - 1);
       g2z_plan_free(other);
     }
   }
@@ -677,20 +687,20 @@ static void g2zr_put_epoch(const g2z_run *run, g2z_json_out *out, const g2zr_epo
   G2ZR_REAL("epoch_wall_time_sec", epoch->wall_s);
   G2ZR_WHOLE("steps", steps);
   G2ZR_WHOLE("micro_steps", steps * run->config.train.accum);
-  G2ZR_WHOLE("optimizer_steps", applied);
+  G2ZR_WHOLE("optimizer_steps", steps - epoch->skipped);
   G2ZR_WHOLE("tokens_processed_global", epoch->tokens);
   /* An epoch without steps has 0 / 0 here, which the writer turns into null. */
-  G2ZR_REAL("tokens_per_sec_global", epoch->tokens / epoch->train_s);
-  G2ZR_REAL("train_loss_avg_global", epoch->loss_sum / epoch->loss_targets);
+  G2ZR_REAL("tokens_per_sec_global", (double)epoch->tokens / epoch->train_s);
+  G2ZR_REAL("train_loss_avg_global", epoch->loss_sum / (double)epoch->loss_targets);
   G2ZR_REAL("val_loss_avg_global", epoch->val_loss);
   G2ZR_COUNT("max_cuda_mem_allocated_bytes_rank0", planned);
   G2ZR_COUNT("max_cuda_mem_reserved_bytes_rank0", used);
   G2ZR_COUNT("max_cuda_mem_allocated_bytes_global", all);
   G2ZR_NONE("max_cuda_mem_reserved_bytes_global");
-  G2ZR_REAL("step_time_mean_sec", epoch->train_s / steps);
+  G2ZR_REAL("step_time_mean_sec", epoch->train_s / (double)steps);
   G2ZR_REAL("step_time_p50_sec", epoch->p50_s);
   G2ZR_REAL("step_time_p95_sec", epoch->p95_s);
-  G2ZR_REAL("dataload_time_mean_sec", epoch->data_s / steps);
+  G2ZR_REAL("dataload_time_mean_sec", epoch->data_s / (double)steps);
   G2ZR_CLOSE();
 }
 
@@ -713,7 +723,7 @@ static const char *g2zr_signal_text(int64_t signal, char text[32]) {
 static double g2zr_recent_loss(const g2z_run *run) {
   double sum = 0;
   for (int i = 0; i < (int)run->sum.losses; i++) sum += run->recent[i];
-  return isnan(sum) ? NAN : sum / run->sum.losses;
+  return isnan(sum) ? NAN : sum / (double)run->sum.losses;
 }
 
 /* 1 if the recent losses are worse than the loss of guessing (all tokens equally likely) by the
@@ -750,7 +760,8 @@ static void g2zr_put_ending(const g2z_run *run, g2z_json_out *out) {
 
 /* 0 in a run without steps: readers cannot format null. */
 static double g2zr_tokens_per_s(const g2z_run *run) {
-  return run->sum.train_s > 0 ? run->sum.train_tokens / run->sum.train_s : 0.0;
+  if (!(run->sum.train_s > 0)) return 0;
+  return (double)run->sum.train_tokens / run->sum.train_s;
 }
 
 /* Wall time of the whole run, including earlier starts. */
@@ -758,17 +769,17 @@ static double g2zr_wall_s(const g2z_run *run) {
   return run->sum.wall_s + ((run->ended > 0 ? run->ended : g2z_seconds()) - run->started);
 }
 
-/* A hash of the validation shards and of --seq, on which a token's loss depends, too. A double
- * holds 53 of its bits. */
-static double g2zr_val_data(const g2z_run *run) {
+/* A hash of the validation shards and of --seq, on which a token's loss depends, too. Whole numbers
+ * of a note have 53 bits. */
+static int64_t g2zr_val_data(const g2z_run *run) {
   const uint64_t hash = (run->val->data ^ (uint64_t)run->config.train.seq) * 0x9e3779b97f4a7c15u;
-  return (double)(hash >> 11);
+  return (int64_t)(hash >> 11);
 }
 
 /* 1 if a validation measures what best_val_loss was measured over. */
 static int g2zr_same_tokens(const g2z_run *run) {
   return run->val && run->sum.val_data == g2zr_val_data(run) &&
-         run->sum.val_tokens == (double)run->val_tokens;
+         run->sum.val_tokens == run->val_tokens;
 }
 
 /* A loss in nats per target as bits per byte of the targets' text; NaN: the bytes are not known. */
@@ -796,7 +807,7 @@ static void g2zr_put_validation(const g2z_run *run, g2z_json_out *out) {
   g2zr_put_hash(out, "shards_hash", run->val->data, 16);
   G2ZR_WHOLE("tokens", run->measure.tokens);
   g2zr_put_hash(out, "text_hash", known ? run->measure.text : 0, 8);
-  G2ZR_COUNT("bytes", known ? (double)run->measure.bytes : NAN);
+  G2ZR_COUNT("bytes", known ? run->measure.bytes : -1);
   G2ZR_CLOSE();
 }
 
@@ -951,7 +962,7 @@ static void g2zr_put_artifact(void *user, g2z_json_out *out) {
   G2ZR_REAL("best_val_bits_per_byte",
             g2zr_same_tokens(run) ? g2zr_bits_per_byte(run, best.loss) : NAN);
   G2ZR_COUNT("best_val_step", best.step);
-  G2ZR_COUNT("early_stop_step", run->impatient ? (double)run->step : NAN);
+  G2ZR_COUNT("early_stop_step", run->impatient ? run->step : -1);
   G2ZR_REAL("target_loss", target > 0 ? target : NAN);
   G2ZR_COUNT("target_step", reached.step);
   G2ZR_COUNT("target_tokens", reached.tokens);
@@ -1126,20 +1137,28 @@ static void g2zr_stays(g2z_run *run, const char *path) {
 
 /* ----- a checkpoint's note about the run ----- */
 
-/* Writes doubles as texts of 17 digits: a resumed run reads exactly the same values. names NULL: as
- * an array. */
-static void g2zr_put_doubles(g2z_json_out *out, const char *key, const char *const *names,
-                             const double *values, size_t count) {
-  g2z_json_begin(out, key, names ? '{' : '[');
-  for (size_t i = 0; i < count; i++) {
-    const char *name = names ? names[i] : NULL;
-    char text[40];
-    snprintf(text, sizeof text, "%.17g", values[i]);
-    g2z_plain_number(text);
-    if (isfinite(values[i])) g2z_json_put_string(out, name, text);
-    else g2z_json_put_string(out, name, NULL);
+/* Writes a double as a text of 17 digits: a resumed run reads exactly the same value. */
+static void g2zr_put_double(g2z_json_out *out, const char *name, double value) {
+  char text[40];
+  snprintf(text, sizeof text, "%.17g", value);
+  g2z_plain_number(text);
+  g2z_json_put_string(out, name, isfinite(value) ? text : NULL);
+}
+
+static void g2zr_put_fields(g2z_json_out *out, const char *key, const g2zr_field *fields,
+                            size_t count, const void *object) {
+  g2z_json_begin(out, key, '{');
+  for (const g2zr_field *field = fields; field < fields + count; field++) {
+    const void *member = (const char *)object + field->offset;
+    char text[24];
+    if (field->kind == G2ZR_WHOLE) {
+      snprintf(text, sizeof text, "%" PRId64, *(const int64_t *)member);
+      g2z_json_put_string(out, field->name, text);
+    } else {
+      g2zr_put_double(out, field->name, *(const double *)member);
+    }
   }
-  g2z_json_end(out, names ? '}' : ']');
+  g2z_json_end(out, '}');
 }
 
 /* A note without this member, or with another value than it can have. */
@@ -1155,29 +1174,37 @@ static g2z_status g2zr_get(const g2z_object *from, const char *at, g2z_json *jso
   return G2Z_OK;
 }
 
-/* Reads numbers. They are used in arithmetic and as integers, so their kinds are checked first.
- * kinds NULL: any number. null becomes NaN. */
-static g2z_status g2zr_get_doubles(const g2z_object *from, const char *at, const char *const *names,
-                                   const g2zr_kind *kinds, double *values, size_t count) {
+/* Reads a number. It is used in arithmetic and as an integer, so its kind is checked first. null
+ * becomes NaN. */
+static g2z_status g2zr_get_number(const g2z_object *from, const char *at, g2zr_kind kind,
+                                  double *value) {
   const double most = 9007199254740992; /* 2^53 */
+  g2z_json json, number;
+  G2Z_TRY(g2zr_get(from, at, &json));
+  *value = NAN;
+  if (g2z_json_peek(&json) != 'n') {
+    const g2z_json_text text = g2z_json_string(&json);
+    G2Z_TRY(json.status);
+    g2z_json_open(&number, from->services, from->path, text.at, text.bytes);
+    *value = g2z_json_number(&number);
+    G2Z_TRY(g2z_json_close(&number));
+  }
+  if (kind == G2ZR_REAL || (kind == G2ZR_TIME && isnan(*value))) return G2Z_OK;
+  if (!(*value >= 0 && *value <= most)) return g2zr_bad_note(from, at);
+  if (kind == G2ZR_WHOLE && *value != rint(*value)) return g2zr_bad_note(from, at);
+  return G2Z_OK;
+}
+
+static g2z_status g2zr_get_fields(const g2z_object *from, const char *at, const g2zr_field *fields,
+                                  size_t count, void *object) {
   char path[64];
-  for (size_t i = 0; i < count; i++) {
-    g2z_json json, number;
-    if (names) snprintf(path, sizeof path, "%s%s", at, names[i]);
-    else snprintf(path, sizeof path, "%s%zu", at, i);
-    G2Z_TRY(g2zr_get(from, path, &json));
-    values[i] = NAN;
-    if (g2z_json_peek(&json) != 'n') {
-      const g2z_json_text text = g2z_json_string(&json);
-      G2Z_TRY(json.status);
-      g2z_json_open(&number, from->services, from->path, text.at, text.bytes);
-      values[i] = g2z_json_number(&number);
-      G2Z_TRY(g2z_json_close(&number));
-    }
-    const g2zr_kind kind = kinds ? kinds[i] : G2ZR_REAL;
-    if (kind == G2ZR_REAL || (kind == G2ZR_TIME && isnan(values[i]))) continue;
-    if (!(values[i] >= 0 && values[i] <= most)) return g2zr_bad_note(from, path);
-    if (kind == G2ZR_WHOLE && values[i] != rint(values[i])) return g2zr_bad_note(from, path);
+  for (const g2zr_field *field = fields; field < fields + count; field++) {
+    void *member = (char *)object + field->offset;
+    double value;
+    snprintf(path, sizeof path, "%s%s", at, field->name);
+    G2Z_TRY(g2zr_get_number(from, path, field->kind, &value));
+    if (field->kind == G2ZR_WHOLE) *(int64_t *)member = (int64_t)value;
+    else *(double *)member = value;
   }
   return G2Z_OK;
 }
@@ -1210,14 +1237,15 @@ static void g2zr_put_note(void *user, g2z_json_out *out) {
   g2zr_percentiles(run, last);
   sum.wall_s = g2zr_wall_s(run);
   sum.open_s = g2z_seconds() - last->started;
-  sum.metrics_bytes = (double)run->metrics.bytes;
-  sum.log_bytes = (double)run->log.bytes;
-  sum.due = run->due & (G2ZR_DUE_VALIDATION | G2ZR_DUE_EVALUATION | G2ZR_DUE_SAMPLE |
-                        (run->epoch_ends ? G2ZR_DUE_EPOCH_END : 0));
+  sum.metrics_bytes = run->metrics.bytes;
+  sum.log_bytes = run->log.bytes;
+  sum.due = run->due & (G2ZR_DUE_VALIDATION | G2ZR_DUE_EVALUATION | G2ZR_DUE_SAMPLE);
+  if (run->epoch_ends) sum.due |= run->due & G2ZR_DUE_EPOCH_END;
   sum.evaluated = run->evaluated;
-  g2zr_put_doubles(out, "totals", g2zr_total_names, (const double *)&sum,
-                   G2Z_COUNT(g2zr_total_names));
-  g2zr_put_doubles(out, "recent", NULL, run->recent, G2ZR_RECENT);
+  g2zr_put_fields(out, "totals", g2zr_total_fields, G2Z_COUNT(g2zr_total_fields), &sum);
+  g2z_json_begin(out, "recent", '[');
+  for (int i = 0; i < G2ZR_RECENT; i++) g2zr_put_double(out, NULL, run->recent[i]);
+  g2z_json_end(out, ']');
   g2z_json_put_string(out, "run_id", run->id);
   g2z_json_put_string(out, "timestamp_utc", run->started_utc.text);
   g2z_json_put_string(out, "weights", run->weights);
@@ -1225,27 +1253,27 @@ static void g2zr_put_note(void *user, g2z_json_out *out) {
   g2z_json_put_string(out, "log_late", run->log.late_bytes ? run->log.late : "");
   g2z_json_begin(out, "low", '[');
   for (size_t i = 0; i < run->low_count; i++)
-    g2zr_put_doubles(out, NULL, g2zr_low_names, (const double *)&run->low[i],
-                     G2Z_COUNT(g2zr_low_names));
+    g2zr_put_fields(out, NULL, g2zr_low_fields, G2Z_COUNT(g2zr_low_fields), &run->low[i]);
   g2z_json_end(out, ']');
   g2z_json_begin(out, "epochs", '[');
   for (size_t i = 0; i < run->epoch_count; i++) {
     g2zr_epoch epoch = run->epoch[i];
     if (&run->epoch[i] == last) epoch.wall_s = 0;
-    g2zr_put_doubles(out, NULL, g2zr_epoch_names, (const double *)&epoch,
-                     G2Z_COUNT(g2zr_epoch_names));
+    g2zr_put_fields(out, NULL, g2zr_epoch_fields, G2Z_COUNT(g2zr_epoch_fields), &epoch);
   }
   g2z_json_end(out, ']');
 }
 
-static g2z_status g2zr_begin_epoch(g2z_run *run, double index) {
+static g2z_status g2zr_begin_epoch(g2z_run *run, int64_t index) {
   G2Z_TRY(G2Z_GROW(run->services, &run->epoch, &run->epoch_capacity, run->epoch_count,
                    run->epoch_count + 1));
   g2zr_epoch *epoch = &run->epoch[run->epoch_count++];
   memset(epoch, 0, sizeof *epoch);
   epoch->index = index;
   epoch->started = g2z_seconds();
-  epoch->val_loss = epoch->p50_s = epoch->p95_s = NAN;
+  epoch->val_loss = NAN;
+  epoch->p50_s = NAN;
+  epoch->p95_s = NAN;
   run->timed = 0;
   return G2Z_OK;
 }
@@ -1259,9 +1287,13 @@ static g2z_status g2zr_restore(g2z_run *run) {
   g2z_json_open(&json, run->services, path.text, note.text, note.bytes);
   g2z_json_skip(&json);
   G2Z_TRY(g2z_json_close(&json));
-  G2Z_TRY(g2zr_get_doubles(&note, "totals.", g2zr_total_names, g2zr_total_kinds,
-                           (double *)&run->sum, G2Z_COUNT(g2zr_total_names)));
-  G2Z_TRY(g2zr_get_doubles(&note, "recent.", NULL, NULL, run->recent, G2ZR_RECENT));
+  G2Z_TRY(g2zr_get_fields(&note, "totals.", g2zr_total_fields, G2Z_COUNT(g2zr_total_fields),
+                          &run->sum));
+  for (int i = 0; i < G2ZR_RECENT; i++) {
+    char at[32];
+    snprintf(at, sizeof at, "recent.%d", i);
+    G2Z_TRY(g2zr_get_number(&note, at, G2ZR_REAL, &run->recent[i]));
+  }
   if (run->sum.losses > G2ZR_RECENT) return g2zr_bad_note(&note, "totals.losses");
   if (run->sum.due >= 2 * G2ZR_DUE_FINISH) return g2zr_bad_note(&note, "totals.due");
   g2z_object_copy(&note, "run_id", run->id, sizeof run->id);
@@ -1275,16 +1307,15 @@ static g2z_status g2zr_restore(g2z_run *run) {
   for (run->low_count = 0; g2z_object_next(&note, &json, &each); run->low_count++) {
     G2Z_TRY(G2Z_GROW(run->services, &run->low, &run->low_capacity, run->low_count,
                      run->low_count + 1));
-    G2Z_TRY(g2zr_get_doubles(&each, "", g2zr_low_names, g2zr_low_kinds,
-                             (double *)&run->low[run->low_count], G2Z_COUNT(g2zr_low_names)));
+    G2Z_TRY(g2zr_get_fields(&each, "", g2zr_low_fields, G2Z_COUNT(g2zr_low_fields),
+                            &run->low[run->low_count]));
   }
   run->epoch_count = 0;
   for (int has = g2z_object_list(&note, "epochs", &json);
        has && g2z_object_next(&note, &json, &each);) {
     G2Z_TRY(g2zr_begin_epoch(run, 0));
-    G2Z_TRY(g2zr_get_doubles(&each, "", g2zr_epoch_names, g2zr_epoch_kinds,
-                             (double *)&run->epoch[run->epoch_count - 1],
-                             G2Z_COUNT(g2zr_epoch_names)));
+    G2Z_TRY(g2zr_get_fields(&each, "", g2zr_epoch_fields, G2Z_COUNT(g2zr_epoch_fields),
+                            &run->epoch[run->epoch_count - 1]));
   }
   if (!run->epoch_count) return g2zr_bad_note(&note, "epochs");
   run->epoch[run->epoch_count - 1].started = g2z_seconds() - run->sum.open_s;
@@ -1906,8 +1937,8 @@ static void g2zr_introduce(g2z_run *run) {
   const g2zr_low best = g2zr_best(run);
   if (run->val && run->low_count > 0 && !g2zr_same_tokens(run))
     g2z_log(run->services, G2Z_LOG_WARNING, "the validation tokens changed since the checkpoint, "
-            "or --seq did: the lowest loss so far, %.4f of step %.0f, belongs to the old ones. A "
-            "new comparison begins", best.loss, best.step);
+            "or --seq did: the lowest loss so far, %.4f of step %" PRId64 ", belongs to the old "
+            "ones. A new comparison begins", best.loss, best.step);
   if (run->config.run_dir) G2ZR_SAY(run, "run directory: %s", run->config.run_dir);
   if (run->resume) {
     int64_t length;
@@ -2003,18 +2034,18 @@ static g2z_status g2zr_judge(g2z_run *run) {
   const int masked = m->grad_norm == 0 && isnan(m->loss);
   const char *remedy = "Lower --lr or --loss-scale, or resume an earlier checkpoint";
   if (run->sum.applied == 0 && run->sum.steps > 0 && masked)
-    return g2z_fail(run->services, G2Z_BAD_ARGUMENT, "no step of %.0f was applied, since masks "
-                    "exclude all tokens of the last one: the model has not changed. Train for more "
-                    "--steps, or raise --batch", run->sum.steps);
+    return g2z_fail(run->services, G2Z_BAD_ARGUMENT, "no step of %" PRId64 " was applied, since "
+                    "masks exclude all tokens of the last one: the model has not changed. Train "
+                    "for more --steps, or raise --batch", run->sum.steps);
   if (run->applied == 0) { /* until a step is applied, the learning rate has no effect */
     if (!(m->loss_scale > 1)) remedy = "Start from other weights, or give --dtype fp32";
     else if (optimizer->loss_scale_dynamic) remedy = "Give more --steps: each lowers the scale";
     else remedy = "Lower --loss-scale, or remove it";
   }
   if (run->sum.applied == 0 && run->sum.steps > 0)
-    return g2z_fail(run->services, G2Z_DIVERGED, "no step of %.0f was applied, since no gradients "
-                    "were finite at loss scale %g: the model has not changed. %s", run->sum.steps,
-                    m->loss_scale, remedy);
+    return g2z_fail(run->services, G2Z_DIVERGED, "no step of %" PRId64 " was applied, since no "
+                    "gradients were finite at loss scale %g: the model has not changed. %s",
+                    run->sum.steps, m->loss_scale, remedy);
   if (m->step > 0 && isnan(m->loss) && !masked)
     return g2z_fail(run->services, G2Z_DIVERGED, "the run diverged: the loss of step %" PRId64 ", "
                     "the last, is nan. Start again with a lower --lr (%g)%s", m->step,
@@ -2027,11 +2058,58 @@ static g2z_status g2zr_judge(g2z_run *run) {
 /* The work that this run's settings ask for. A run that has a checkpoint saves at its end, too. */
 static int g2zr_possible(const g2z_run *run) {
   const g2z_run_config *c = &run->config;
-  return G2ZR_DUE_STOP | G2ZR_DUE_EPOCH_END | G2ZR_DUE_FINISH |
-         (c->save_every || c->save_epochs || c->keep_best || run->saved >= 0 ? G2ZR_DUE_SAVE : 0) |
-         (c->save_weights ? G2ZR_DUE_WEIGHTS : 0) | (c->keep_best ? G2ZR_DUE_BEST : 0) |
-         (run->val ? G2ZR_DUE_VALIDATION : 0) | (c->eval.count ? G2ZR_DUE_EVALUATION : 0) |
-         (c->sample_tokens ? G2ZR_DUE_SAMPLE : 0);
+  int work = G2ZR_DUE_STOP | G2ZR_DUE_EPOCH_END | G2ZR_DUE_FINISH;
+  if (c->save_every || c->save_epochs || c->keep_best || run->saved >= 0) work |= G2ZR_DUE_SAVE;
+  if (c->save_weights) work |= G2ZR_DUE_WEIGHTS;
+  if (c->keep_best) work |= G2ZR_DUE_BEST;
+  if (run->val) work |= G2ZR_DUE_VALIDATION;
+  if (c->eval.count) work |= G2ZR_DUE_EVALUATION;
+  if (c->sample_tokens) work |= G2ZR_DUE_SAMPLE;
+  return work;
+}
+
+/* The trainer is at the checkpoint's step. Work is due from the saving run, and from this one. */
+static void g2zr_begin_due(g2z_run *run) {
+  const g2z_run_config *config = &run->config;
+  const int own = run->found.own;
+  const int end = G2ZR_DUE_EPOCH_END | G2ZR_DUE_FINISH;
+  run->saved = own ? run->resumed : -1;
+  run->step = run->resumed;
+  if (own) {
+    run->due = (int)run->sum.due | G2ZR_DUE_BEST; /* a kill may have come before the link was made */
+    run->epoch_ends |= (run->due & G2ZR_DUE_EPOCH_END) != 0;
+    if (run->from.note && run->epoch[run->epoch_count - 1].steps == 0)
+      run->epoch_ends = 0; /* the saving run had ended it, and begun the next one */
+    if (run->sum.evaluated < config->eval.count) run->evaluated = (int)run->sum.evaluated;
+  } else if (run->steps == 0) {
+    run->due = G2ZR_DUE_VALIDATION | G2ZR_DUE_EVALUATION | G2ZR_DUE_SAMPLE | end;
+  }
+  if (run->resume && run->epoch_ends) { /* the saving run may have validated here already */
+    const int knew = own && (run->due & G2ZR_DUE_EPOCH_END) && g2zr_same_tokens(run);
+    if (!knew) run->due |= G2ZR_DUE_VALIDATION;
+    if (!own && config->save_epochs) run->due |= G2ZR_DUE_SAVE;
+    run->due |= G2ZR_DUE_EPOCH_END;
+  }
+  run->impatient = config->patience > 0 && run->sum.stale >= config->patience &&
+                   g2zr_same_tokens(run);
+  if (run->resume && (run->steps <= run->resumed || run->impatient)) {
+    run->due |= end | G2ZR_DUE_WEIGHTS;
+    if (!g2zr_same_tokens(run)) run->due |= G2ZR_DUE_VALIDATION; /* the last one had others */
+  }
+  run->due &= g2zr_possible(run);
+}
+
+/* Takes the place in the data, and the metrics of the last step, from the trainer. */
+static g2z_status g2zr_begin_position(g2z_run *run) {
+  const g2z_loader *loader = run->trainer->loader;
+  g2z_report last;
+  if (loader) run->epoch_step = loader->position.step;
+  if (!run->resume) return G2Z_OK;
+  run->epoch[run->epoch_count - 1].index = loader->position.epoch - run->epoch_ends;
+  G2Z_TRY(g2z_trainer_flush(run->trainer, &last));
+  g2zr_know(run, &last);
+  run->known.tokens = run->from.tokens;
+  return G2Z_OK;
 }
 
 /* Opens the files last, so that an earlier failure leaves none. */
@@ -2071,44 +2149,13 @@ static g2z_status g2zr_open(g2z_run *run) {
   if (config.profile) G2Z_TRY(g2zr_agree(run, g2z_device_time_spans(run->trainer->device)));
   g2zr_totals *sum = &run->sum;
   sum->best_loss = NAN;
-  const int own = run->found.own;
-  if (own && run->from.note) status = g2zr_restore(run);
+  if (run->found.own && run->from.note) status = g2zr_restore(run);
   else status = g2zr_begin_epoch(run, 0);
   G2Z_TRY(g2zr_agree(run, status));
   /* Without --target-loss, as without --val, the run's earlier target stays. */
   if (config.target_loss > 0) sum->target_loss = (double)config.target_loss;
-  /* The trainer is at the checkpoint's step. Work is due from the saving run, and from this one. */
-  const int every = G2ZR_DUE_VALIDATION | G2ZR_DUE_EVALUATION | G2ZR_DUE_SAMPLE;
-  const int end = G2ZR_DUE_EPOCH_END | G2ZR_DUE_FINISH;
-  run->saved = own ? run->resumed : -1;
-  run->step = run->resumed;
-  run->due = own ? (int)run->sum.due : run->steps == 0 ? every | end : 0;
-  if (own) run->due |= G2ZR_DUE_BEST; /* a kill may have come before the link was made */
-  run->epoch_ends |= own && (run->due & G2ZR_DUE_EPOCH_END) != 0;
-  if (own && run->from.note && run->epoch[run->epoch_count - 1].steps == 0)
-    run->epoch_ends = 0; /* the saving run had ended it, and begun the next one */
-  if (own && run->sum.evaluated < config.eval.count) run->evaluated = (int)run->sum.evaluated;
-  if (run->resume && run->epoch_ends) { /* the saving run may have validated here already */
-    const int knew = own && (run->due & G2ZR_DUE_EPOCH_END) && g2zr_same_tokens(run);
-    run->due |= (knew ? 0 : G2ZR_DUE_VALIDATION) | G2ZR_DUE_EPOCH_END |
-                (config.save_epochs && !own ? G2ZR_DUE_SAVE : 0);
-  }
-  run->impatient = config.patience > 0 && sum->stale >= (double)config.patience &&
-                   g2zr_same_tokens(run);
-  if (run->resume && (run->steps <= run->resumed || run->impatient)) {
-    run->due |= end | G2ZR_DUE_WEIGHTS;
-    if (!g2zr_same_tokens(run)) run->due |= G2ZR_DUE_VALIDATION; /* the last one had others */
-  }
-  run->due &= g2zr_possible(run);
-  g2z_loader *loader = run->trainer->loader;
-  if (loader) run->epoch_step = loader->position.step;
-  if (run->resume) {
-    g2z_report last;
-    run->epoch[run->epoch_count - 1].index = (double)(loader->position.epoch - run->epoch_ends);
-    G2Z_TRY(g2z_trainer_flush(run->trainer, &last));
-    g2zr_know(run, &last);
-    run->known.tokens = run->from.tokens;
-  }
+  g2zr_begin_due(run);
+  G2Z_TRY(g2zr_begin_position(run));
   G2Z_TRY(g2zr_agree(run, g2zr_open_files(run)));
   G2Z_TRY(g2zr_check_shared(run));
   if (run->context->rank == 0) g2zr_introduce(run);
@@ -2187,9 +2234,10 @@ static int g2zr_is_every(int64_t steps, int64_t step) { return steps > 0 && step
 
 /* The work that is due after the last step, except its validation. */
 static int g2zr_last_work(const g2z_run *run) {
-  const int saved = run->saved == run->step ? 0 : G2ZR_DUE_SAVE;
-  return g2zr_possible(run) & (saved | G2ZR_DUE_WEIGHTS | G2ZR_DUE_EVALUATION | G2ZR_DUE_SAMPLE |
-                               G2ZR_DUE_EPOCH_END | G2ZR_DUE_FINISH);
+  int work = G2ZR_DUE_WEIGHTS | G2ZR_DUE_EVALUATION | G2ZR_DUE_SAMPLE | G2ZR_DUE_EPOCH_END |
+             G2ZR_DUE_FINISH;
+  if (run->saved != run->step) work |= G2ZR_DUE_SAVE;
+  return work & g2zr_possible(run);
 }
 
 /* Enqueues a step; records its time and the work that is due after it. */
@@ -2254,11 +2302,11 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_eve
   g2z_metrics *m = &run->known;
   const g2z_plan *plan = run->trainer->plan;
   const double step_s = run->step_s_of[report->loss_step % 2];
-  const double tokens = (double)(run->trainer->loader->global * plan->seq);
+  const int64_t tokens = run->trainer->loader->global * plan->seq;
   g2zr_know(run, report);
-  m->tokens += (int64_t)tokens;
+  m->tokens += tokens;
   m->step_ms = step_s * 1e3;
-  m->tok_s = tokens / step_s;
+  m->tok_s = (double)tokens / step_s;
   m->mfu = g2z_flops_per_token(plan) * m->tok_s /
            (plan->world * g2zr_peak_flops(run->trainer->device->info.name, plan->dtype));
   m->exposed_comm_ms = report->exposed_comm_ms;
@@ -2273,14 +2321,14 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_eve
   epoch->data_s += m->data_ms * 1e-3;
   if (!m->skipped) {
     epoch->loss_sum += m->loss * (double)report->counted;
-    epoch->loss_targets += (double)report->counted;
+    epoch->loss_targets += report->counted;
     sum->applied++;
   }
   const int counts = report->counted > 0; /* 0: masks exclude all tokens of the step */
   if (counts) {
     memmove(run->recent + 1, run->recent, sizeof run->recent - sizeof *run->recent);
     run->recent[0] = m->loss;
-    sum->losses = fmin(sum->losses + 1, G2ZR_RECENT);
+    if (sum->losses < G2ZR_RECENT) sum->losses++;
   }
   sum->steps++;
   sum->spikes += m->skipped == 2;
@@ -2299,7 +2347,7 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_eve
   g2zr_put_line(run, metrics + 2, (int)G2Z_COUNT(metrics) - 2, "");
   const double smooth_s = sum->smooth_s / sum->smooth_weight;
   event->kind = G2Z_RUN_STEP;
-  event->tokens_per_second = tokens / smooth_s;
+  event->tokens_per_second = (double)tokens / smooth_s;
   event->eta_seconds = (double)(run->steps - m->step) * (smooth_s + sum->pause_s / (double)m->step);
   char scale[64] = "", skipped[48] = "skipped";
   if (m->skipped == 2)
@@ -2351,9 +2399,9 @@ static void g2zr_prune(g2z_run *run) {
               run->services->error);
       break;
     }
-    if ((double)old < run->sum.unsound || old < 0) break;
+    if (old < run->sum.unsound || old < 0) break;
     if (i < run->config.keep || old == linked ||
-        (run->config.keep_best && (double)old == g2zr_best(run).step))
+        (run->config.keep_best && old == g2zr_best(run).step))
       continue;
     const g2z_path path = g2zr_checkpoint(run, old, ""),
                    partial = g2zr_checkpoint(run, old, ".partial");
@@ -2379,7 +2427,7 @@ static void g2zr_weigh(g2z_run *run) {
             " until the loss %s", skipped ? "steps are skipped" : "the loss rose", run->step,
             isnan(best) ? "falls" : was);
   if (sound) run->sum.unsound = 0;
-  else if (run->sum.unsound == 0) run->sum.unsound = (double)run->step;
+  else if (run->sum.unsound == 0) run->sum.unsound = run->step;
 }
 
 /* Saves, then removes older checkpoints. */
@@ -2420,7 +2468,7 @@ static __attribute__((noinline)) void g2zr_link_best(g2z_run *run) {
   int64_t linked;
   int there = 0, other;
   if (run->metrics.file < 0 || run->low_count == 0) return;
-  const int64_t step = (int64_t)g2zr_best(run).step;
+  const int64_t step = g2zr_best(run).step;
   g2z_status status = g2zr_linked(run, &linked, &other);
   if (status == G2Z_OK && linked == step) return;
   if (status == G2Z_OK)
@@ -2502,19 +2550,22 @@ static g2z_status g2zr_validate(g2z_run *run, g2z_run_event *event) {
     run->low_count = 0;
     sum->stale = 0;
     sum->val_data = g2zr_val_data(run);
-    sum->val_tokens = (double)run->val_tokens;
+    sum->val_tokens = run->val_tokens;
   }
   const int better = isfinite(loss) && !(g2zr_best(run).loss <= loss); /* NaN at first */
-  const int missed = isnan(g2zr_target(run).step);
-  sum->stale = better ? 0 : sum->stale + 1;
+  const int missed = g2zr_target(run).step < 0;
+  sum->stale++;
   if (better) {
-    const g2zr_low low = {(double)run->step, (double)run->known.tokens, g2zr_wall_s(run), loss};
+    const g2zr_low low = {run->step, run->known.tokens, g2zr_wall_s(run), loss};
     run->low[run->low_count++] = low;
+    sum->stale = 0;
   }
-  if (better && config->keep_best && run->steps > 0)
-    run->due |= G2ZR_DUE_BEST | (run->saved == run->step ? 0 : G2ZR_DUE_SAVE);
+  if (better && config->keep_best && run->steps > 0) {
+    run->due |= G2ZR_DUE_BEST;
+    if (run->saved != run->step) run->due |= G2ZR_DUE_SAVE;
+  }
   const g2zr_low target = g2zr_target(run);
-  const int reached = missed && !isnan(target.step);
+  const int reached = missed && target.step >= 0;
   event->kind = G2Z_RUN_VALIDATION;
   event->val_loss = loss;
   const double perplexity = exp(loss);
@@ -2533,7 +2584,7 @@ static g2z_status g2zr_validate(g2z_run *run, g2z_run_event *event) {
            reached ? ", \"target\": true" : "");
   g2zr_put_line(run, values, reached ? 4 : 3, last);
   g2zr_log(run, run->line);
-  if (config->patience > 0 && sum->stale >= (double)config->patience &&
+  if (config->patience > 0 && sum->stale >= config->patience &&
       !(run->due & G2ZR_DUE_FINISH)) {
     run->impatient = 1;
     run->due |= g2zr_last_work(run);
@@ -2612,93 +2663,115 @@ static g2z_status g2zr_write_sample(g2z_run *run, g2z_run_event *event) {
   return G2Z_OK;
 }
 
-/* The end of a run: prints the result of a training and commands for further work, then writes
- * training_metrics.json and RUN_COMPLETE.txt, which names the weights or the last checkpoint. */
-static g2z_status g2zr_finish(g2z_run *run) {
-  const char *saved = run->config.save_weights, *run_dir = run->config.run_dir;
-  const g2z_path checkpoint = g2zr_checkpoint(run, run->saved, "");
-  g2z_path better = {""}; /* weights with a lower validation loss than the last step's */
-  char loss[48] = "", best[64] = "", skipped[64] = "", more[64], text[1400], word[300];
-  const int reports = run->steps > 0 && run->context->rank == 0;
-  const char *earlier = run->saved < 0 ? "" : ", or from an earlier checkpoint";
+/* ----- the end of a run ----- */
+
+static void g2zr_say_result(g2z_run *run) {
+  const g2z_metrics *m = &run->known;
+  const double best_loss = g2zr_best(run).loss;
+  const int64_t skips = run->sum.steps - run->sum.applied;
+  char loss[48] = "", best[64] = "", skipped[64] = "";
+  if (m->step > 0 && !isnan(m->loss)) snprintf(loss, sizeof loss, "loss %.4f, ", m->loss);
+  if (!isnan(best_loss)) snprintf(best, sizeof best, "best validation loss %.4f, ", best_loss);
+  if (run->config.train.optimizer.skip_spikes > 0)
+    snprintf(skipped, sizeof skipped, " (%" PRId64 " skipped, %" PRId64 " as spikes)", skips,
+             run->sum.spikes);
+  else if (skips > 0) snprintf(skipped, sizeof skipped, " (%" PRId64 " skipped)", skips);
+  G2ZR_SAY(run, "done: %s%s%" PRId64 " step%s%s, %" PRId64 " tokens, %s", loss, best, m->step,
+           G2Z_PLURAL(m->step), skipped, m->tokens, g2zr_duration(g2zr_wall_s(run)).text);
+  if (g2zr_diverged(run))
+    g2z_log(run->services, G2Z_LOG_WARNING, "the run diverged: the loss of the last steps, %.4g, "
+            "is worse than guessing, which has %.4g. Start again with a lower --lr (%g)%s",
+            g2zr_recent_loss(run), log(run->config.train.model.vocab),
+            (double)run->config.train.optimizer.lr,
+            run->saved < 0 ? "" : ", or from an earlier checkpoint");
+}
+
+static void g2zr_say_patience(g2z_run *run) {
+  const g2zr_low low = g2zr_best(run);
+  if (low.step < 0)
+    G2ZR_SAY(run, "ended early by --patience %" PRId64 ": each validation loss was nan",
+             run->config.patience);
+  else
+    G2ZR_SAY(run, "ended early by --patience %" PRId64 ": no validation loss below %.4f since step "
+             "%" PRId64, run->config.patience, low.loss, low.step);
+}
+
+static void g2zr_say_target(g2z_run *run) {
   const double target = g2zr_decimal((float)run->sum.target_loss);
-  const g2zr_low low = g2zr_best(run), reached = g2zr_target(run);
-  int64_t length, linked;
+  const g2zr_low reached = g2zr_target(run);
+  if (reached.step >= 0)
+    G2ZR_SAY(run, "target loss %g: reached at step %" PRId64 ", after %" PRId64 " tokens, %s",
+             target, reached.step, reached.tokens, g2zr_duration(reached.wall_s).text);
+  else if (target > 0) G2ZR_SAY(run, "target loss %g: not reached", target);
+}
+
+/* Prints where the weights of the lowest validation loss are. Returns their path if they are better
+ * than the last step's, or "". */
+static g2z_path g2zr_say_best(g2z_run *run) {
+  const g2zr_low low = g2zr_best(run);
+  g2z_path better = {""};
+  int64_t linked;
   int other;
-  const char *flag = g2zr_length(run, &length);
-  /* Checkpoint and weights are already saved, and metrics.jsonl shows at which step this began. */
-  G2Z_TRY(g2zr_judge(run));
-  if (reports) {
-    if (run->known.step > 0 && !isnan(run->known.loss))
-      snprintf(loss, sizeof loss, "loss %.4f, ", run->known.loss);
-    if (!isnan(low.loss))
-      snprintf(best, sizeof best, "best validation loss %.4f, ", low.loss);
-    const double skips = run->sum.steps - run->sum.applied;
-    if (run->config.train.optimizer.skip_spikes > 0)
-      snprintf(skipped, sizeof skipped, " (%.0f skipped, %.0f as spikes)", skips, run->sum.spikes);
-    else if (skips > 0) snprintf(skipped, sizeof skipped, " (%.0f skipped)", skips);
-    G2ZR_SAY(run, "done: %s%s%" PRId64 " step%s%s, %" PRId64 " tokens, %s", loss, best,
-             run->known.step, G2Z_PLURAL(run->known.step), skipped, run->known.tokens,
-             g2zr_duration(g2zr_wall_s(run)).text);
-    if (g2zr_diverged(run))
-      g2z_log(run->services, G2Z_LOG_WARNING, "the run diverged: the loss of the last steps, %.4g, "
-              "is worse than guessing, which has %.4g. Start again with a lower --lr (%g)%s",
-              g2zr_recent_loss(run), log(run->config.train.model.vocab),
-              (double)run->config.train.optimizer.lr, earlier);
-    if (run->impatient && isnan(low.step))
-      G2ZR_SAY(run, "ended early by --patience %" PRId64 ": each validation loss was nan",
-               run->config.patience);
-    else if (run->impatient)
-      G2ZR_SAY(run, "ended early by --patience %" PRId64 ": no validation loss below %.4f since "
-               "step %.0f", run->config.patience, low.loss, low.step);
-    if (!isnan(reached.step))
-      G2ZR_SAY(run, "target loss %g: reached at step %.0f, after %.0f tokens, %s", target,
-               reached.step, reached.tokens, g2zr_duration(reached.wall_s).text);
-    else if (target > 0) G2ZR_SAY(run, "target loss %g: not reached", target);
-    if (run_dir) G2ZR_SAY(run, "curves: %s/report.html", run_dir);
-    if (run->config.keep_best && !isnan(low.step)) {
-      const g2z_path kept = g2zr_checkpoint(run, (int64_t)low.step, "");
-      const int is_best = g2zr_linked(run, &linked, &other) == G2Z_OK &&
-                          (double)linked == low.step;
-      const g2z_path named = is_best ? g2zr_in(run, "best") : kept;
-      if (access(named.text, F_OK) == 0) {
-        G2ZR_SAY(run, "best weights: %s, of step %.0f, validation loss %.4f", named.text,
-                 low.step, low.loss);
-        if (low.step < (double)run->step) better = named;
-      } else
-        G2ZR_SAY(run, "best weights: not kept; the lowest loss is of step %.0f", low.step);
+  if (!run->config.run_dir || low.step < 0) return better;
+  if (g2zr_linked(run, &linked, &other) != G2Z_OK) linked = -1;
+  if (run->config.keep_best) {
+    g2z_path named = g2zr_checkpoint(run, low.step, "");
+    if (linked == low.step) named = g2zr_in(run, "best");
+    if (access(named.text, F_OK) == 0) {
+      G2ZR_SAY(run, "best weights: %s, of step %" PRId64 ", validation loss %.4f", named.text,
+               low.step, low.loss);
+      if (low.step < run->step) better = named;
+    } else {
+      G2ZR_SAY(run, "best weights: not kept; the lowest loss is of step %" PRId64, low.step);
     }
-    if (run_dir && !isnan(low.step) && g2zr_linked(run, &linked, &other) == G2Z_OK && linked >= 0 &&
-        (double)linked != low.step)
-      G2ZR_SAY(run, "%s names step %" PRId64 ", but the lowest validation loss, %.4f, is of step "
-               "%.0f. The link follows it only with --keep-best", g2zr_in(run, "best").text,
-               linked, low.loss, low.step);
   }
-  const char *use = better.text[0] ? better.text : saved;
-  if (reports && saved) G2ZR_SAY(run, "weights: %s", saved);
-  if (reports && use) {
-    const char *command = run->config.command_line ? run->config.command_line : "./train";
-    const char *flags = strstr(command, " --");
-    G2ZR_SAY(run, "To generate text: %.*s --init-from %s --prompt 'The'%s",
-             (int)(flags ? (size_t)(flags - command) : strlen(command)), command,
-             g2z_shell_word(use, word, sizeof word), run->tokenizer ? "" : " --vocab FILE");
-  }
+  if (linked >= 0 && linked != low.step)
+    G2ZR_SAY(run, "%s names step %" PRId64 ", but the lowest validation loss, %.4f, is of step %"
+             PRId64 ". The link follows it only with --keep-best", g2zr_in(run, "best").text,
+             linked, low.loss, low.step);
+  return better;
+}
+
+/* Prints the command that generates text. */
+static void g2zr_say_use(g2z_run *run, const char *weights) {
+  const char *command = run->config.command_line ? run->config.command_line : "./train";
+  const char *flags = strstr(command, " --");
+  const size_t program = flags ? (size_t)(flags - command) : strlen(command);
+  char word[300];
+  G2ZR_SAY(run, "To generate text: %.*s --init-from %s --prompt 'The'%s", (int)program, command,
+           g2z_shell_word(weights, word, sizeof word), run->tokenizer ? "" : " --vocab FILE");
+}
+
+/* Prints the command that trains further: twice as long, or from the weights. */
+static void g2zr_say_further(g2z_run *run) {
+  const char *weights = run->config.save_weights;
+  char more[64], twice[24], text[1400];
+  int64_t length;
+  const char *flag = g2zr_length(run, &length);
   if (run->impatient) {
     flag = "--patience";
     length = run->config.patience;
   }
   snprintf(more, sizeof more, "--resume latest %s", flag);
-  snprintf(word, sizeof word, "%" PRId64, 2 * length);
-  if (reports && run->saved == run->step)
-    G2ZR_SAY(run, "To continue training: %s", g2zr_command(run, 0, more, word, text));
-  else if (reports && saved && run_dir)
+  snprintf(twice, sizeof twice, "%" PRId64, 2 * length);
+  if (run->saved == run->step)
+    G2ZR_SAY(run, "To continue training: %s", g2zr_command(run, 0, more, twice, text));
+  else if (weights && run->config.run_dir)
     G2ZR_SAY(run, "To train these weights further: %s",
-             g2zr_command(run, 1, "--init-from", saved, text));
+             g2zr_command(run, 1, "--init-from", weights, text));
+}
+
+/* Writes training_metrics.json, then RUN_COMPLETE.txt, which names the weights or the last
+ * checkpoint. */
+static g2z_status g2zr_complete(g2z_run *run) {
+  const g2z_path checkpoint = g2zr_checkpoint(run, run->saved, "");
+  const char *model = "none";
+  if (run->saved == run->step) model = checkpoint.text;
+  if (run->config.save_weights) model = run->config.save_weights;
   run->ended = g2z_seconds();
   g2zr_line(run, "[Rank 0] RUN_COMPLETE checkpoint_path=%.4096s world_size=%d tokens_per_sec=%.2f "
-            "total_wall_time_sec=%.3f timestamp_utc=%s",
-            saved ? saved : run->saved == run->step ? checkpoint.text : "none",
-            run->context->world, g2zr_tokens_per_s(run), g2zr_wall_s(run), g2z_utc_now().text);
+            "total_wall_time_sec=%.3f timestamp_utc=%s", model, run->context->world,
+            g2zr_tokens_per_s(run), g2zr_wall_s(run), g2z_utc_now().text);
   if (run->log.file < 0) return G2Z_OK;
   g2zr_log(run, run->line);
   G2Z_TRY(g2zr_write_artifacts(run));
@@ -2708,6 +2781,26 @@ static g2z_status g2zr_finish(g2z_run *run) {
   if (status != G2Z_OK) unlink(g2zr_in(run, "RUN_COMPLETE.txt").text); /* it may exist */
   return status;
 }
+
+/* Checkpoint and weights are already saved, and metrics.jsonl shows at which step this began. */
+static g2z_status g2zr_finish(g2z_run *run) {
+  const char *weights = run->config.save_weights;
+  G2Z_TRY(g2zr_judge(run));
+  if (run->steps > 0 && run->context->rank == 0) {
+    g2zr_say_result(run);
+    if (run->impatient) g2zr_say_patience(run);
+    g2zr_say_target(run);
+    if (run->config.run_dir) G2ZR_SAY(run, "curves: %s/report.html", run->config.run_dir);
+    const g2z_path better = g2zr_say_best(run);
+    if (weights) G2ZR_SAY(run, "weights: %s", weights);
+    if (better.text[0]) g2zr_say_use(run, better.text);
+    else if (weights) g2zr_say_use(run, weights);
+    g2zr_say_further(run);
+  }
+  return g2zr_complete(run);
+}
+
+/* ----- the loop: the order of the work ----- */
 
 /* Does the first work that is due; *shown: the event is filled. The end of the run stays due, so
  * that the next call returns it again. */
@@ -2726,7 +2819,7 @@ static g2z_status g2zr_due(g2z_run *run, g2z_run_event *event, int *shown) {
     case G2ZR_DUE_EPOCH_END: { /* the next epoch begins unless the run ends */
       const g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
       g2zr_settle_epoch(run);
-      const g2zr_number ended[] = {{"epoch", epoch->index}, {"epoch_ms", epoch->wall_s * 1e3}};
+      const g2zr_number ended[] = {{"epoch", (double)epoch->index}, {"epoch_ms", epoch->wall_s * 1e3}};
       if (run->epoch_ends) /* if --max-train-steps cuts an epoch, a longer run may continue it */
         g2zr_put_line(run, ended, 2, "");
       if (!(run->due & G2ZR_DUE_FINISH)) G2Z_TRY(g2zr_begin_epoch(run, epoch->index + 1));
