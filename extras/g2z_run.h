@@ -1028,12 +1028,12 @@ static g2z_status g2zr_save_tokenizer(void *user, const char *directory) {
 
 /* Writes the logs to the disk, under the names that they were opened with. */
 static g2z_status g2zr_sync(g2z_run *run) {
-  const g2zr_stream *const streams[] = {&run->metrics, &run->log};
-  for (int i = 0; i < 2 && streams[i]->file >= 0; i++) {
-    G2Z_TRY(g2zr_stream_check(run, streams[i]));
+  const g2zr_stream *const logs[] = {&run->metrics, &run->log};
+  for (size_t i = 0; i < G2Z_COUNT(logs) && logs[i]->file >= 0; i++) {
+    G2Z_TRY(g2zr_stream_check(run, logs[i]));
     int done;
-    G2Z_RETRY(done, fsync(streams[i]->file));
-    if (done != 0) return g2z_fail_file(run->services, errno, "sync", streams[i]->path.text);
+    G2Z_RETRY(done, fsync(logs[i]->file));
+    if (done != 0) return g2z_fail_file(run->services, errno, "sync", logs[i]->path.text);
   }
   return G2Z_OK;
 }
@@ -1509,43 +1509,40 @@ static g2z_status g2zr_measure(g2z_run *run, g2z_loader_config config) {
   return status;
 }
 
-/* The part of opening that needs no other rank. */
-static g2z_status g2zr_open_alone(g2z_run *run) {
-  g2z_run_config *config = &run->config;
-  const g2z_train_config *train = &config->train;
-  const char *shards = train->train_glob ? train->train_glob : config->val_glob;
-  g2z_loader_config loader = {
-      train->train_glob, train->batch, train->seq, train->accum, run->context->rank,
-      run->context->world, train->model.vocab, G2Z_ORDER_SHUFFLED, train->seed};
-  if (train->train_glob) G2Z_TRY(g2z_loader_create(run->services, &loader, &run->train));
-  G2Z_TRY(g2zr_open_tokenizer(run));
-  if (config->val_glob) {
-    loader.glob = config->val_glob;
-    loader.accum = 1;
-    loader.order = G2Z_ORDER_FILE;
-    G2Z_TRY(g2z_loader_create(run->services, &loader, &run->val));
-    run->val_steps = run->val->steps_per_epoch;
-    if (config->val_steps > 0 && run->val_steps > config->val_steps)
-      run->val_steps = config->val_steps;
-    if (config->max_val_steps > 0 && run->val_steps > config->max_val_steps)
-      run->val_steps = config->max_val_steps;
-    const int64_t most = run->val_steps * train->batch * run->context->world;
-    run->val_tokens = train->seq * (most < run->val->sequences ? most : run->val->sequences);
-    if (run->val_tokens >= run->val->tokens) run->val_tokens = run->val->tokens - 1;
-    if (run->context->rank == 0 && config->run_dir) G2Z_TRY(g2zr_measure(run, loader));
-  }
-  /* Shards, tokenizer and model must share a vocabulary. Shards of other programs name none, and
-   * pass. Without --vocab, a model with GPT-2's number of tokens takes only shards of GPT-2's
-   * vocabulary. */
+static g2z_status g2zr_open_val(g2z_run *run, g2z_loader_config loader) {
+  const g2z_run_config *config = &run->config;
+  loader.glob = config->val_glob;
+  loader.accum = 1;
+  loader.order = G2Z_ORDER_FILE;
+  G2Z_TRY(g2z_loader_create(run->services, &loader, &run->val));
+  run->val_steps = run->val->steps_per_epoch;
+  if (config->val_steps > 0 && run->val_steps > config->val_steps)
+    run->val_steps = config->val_steps;
+  if (config->max_val_steps > 0 && run->val_steps > config->max_val_steps)
+    run->val_steps = config->max_val_steps;
+  int64_t sequences = run->val_steps * loader.batch * run->context->world;
+  if (sequences > run->val->sequences) sequences = run->val->sequences;
+  run->val_tokens = sequences * loader.seq;
+  if (run->val_tokens >= run->val->tokens) run->val_tokens = run->val->tokens - 1;
+  if (run->context->rank == 0 && config->run_dir) G2Z_TRY(g2zr_measure(run, loader));
+  return G2Z_OK;
+}
+
+/* Shards, tokenizer and model must share a vocabulary. Shards of other programs name none, and pass.
+ * Without --vocab, a model with GPT-2's number of tokens takes only shards of GPT-2's vocabulary. */
+static g2z_status g2zr_check_vocab(g2z_run *run) {
+  const g2z_run_config *config = &run->config;
   const g2z_loader *loaders[] = {run->train, run->val};
-  g2z_model_config *model = &config->train.model;
-  const char *known = config->vocab ? config->vocab : "the vocabulary of 256 bytes";
-  uint64_t hash = run->tokenizer ? g2z_tokenizer_hash(run->tokenizer) : 0;
+  g2z_model_config *model = &run->config.train.model;
+  const char *known = "the vocabulary of 256 bytes"; /* what `hash` belongs to */
+  uint64_t hash = 0;
+  if (config->vocab) known = config->vocab;
+  if (run->tokenizer) hash = g2z_tokenizer_hash(run->tokenizer);
   if (!hash && model->vocab_hash) {
     hash = model->vocab_hash;
-    known = train->init_from ? train->init_from : "the model";
+    known = config->train.init_from ? config->train.init_from : "the model";
   }
-  for (int i = 0; i < 2; i++) {
+  for (size_t i = 0; i < G2Z_COUNT(loaders); i++) {
     if (!loaders[i] || !loaders[i]->vocab_hash || loaders[i]->vocab_hash == hash) continue;
     if (hash)
       G2Z_REFUSE(run->services, "%.300s was made with another vocabulary than %.300s: give the "
@@ -1553,34 +1550,63 @@ static g2z_status g2zr_open_alone(g2z_run *run) {
                  "--vocab FILE", loaders[i]->vocab_shard, known);
     hash = loaders[i]->vocab_hash;
     known = loaders[i]->vocab_shard;
-    if (run->tokenizer || (hash != G2ZR_BYTES && (model->vocab != 50257 || hash == G2ZR_GPT2)))
-      continue;
-    G2Z_REFUSE(run->services, "%.300s was made with %s, but the model's vocabulary has %d tokens: "
-               "give %s", known, hash == G2ZR_BYTES ? "a vocabulary of 257, single bytes" :
-               "another vocabulary than GPT-2's", model->vocab, hash == G2ZR_BYTES ? "--vocab-size "
-               "257" : "the shards' own with --vocab FILE");
+    if (run->tokenizer) continue;
+    if (hash == G2ZR_BYTES)
+      G2Z_REFUSE(run->services, "%.300s was made with a vocabulary of 257, single bytes, but the "
+                 "model's vocabulary has %d tokens: give --vocab-size 257", known, model->vocab);
+    if (model->vocab == 50257 && hash != G2ZR_GPT2)
+      G2Z_REFUSE(run->services, "%.300s was made with another vocabulary than GPT-2's, but the "
+                 "model's vocabulary has %d tokens: give the shards' own with --vocab FILE", known,
+                 model->vocab);
   }
   model->vocab_hash = hash;
-  /* Read the files to score. The trainer's activations limit the length of a row. */
-  g2z_model_config rows = *model;
+  return G2Z_OK;
+}
+
+/* Reads the files to score. The trainer's activations limit the length of a row. */
+static g2z_status g2zr_open_eval(g2z_run *run) {
+  const g2z_train_config *train = &run->config.train;
+  const g2z_texts *files = &run->config.eval;
+  g2z_model_config rows = train->model;
   const int64_t room = (int64_t)train->batch * train->seq;
   if (room < rows.context) rows.context = (int)room;
-  for (int i = 0; i < config->eval.count; i++)
-    G2Z_TRY(g2z_eval_open(run->services, &rows, run->tokenizer, config->eval.text[i],
-                          &run->eval[i]));
-  /* The dataset's name: "openwebtext" from "data/openwebtext_train_*.bin". */
-  const char *slash = shards ? strrchr(shards, '/') : NULL;
-  snprintf(run->dataset, sizeof run->dataset, "%s", slash ? slash + 1 : shards ? shards : "");
+  for (int i = 0; i < files->count; i++)
+    G2Z_TRY(g2z_eval_open(run->services, &rows, run->tokenizer, files->text[i], &run->eval[i]));
+  return G2Z_OK;
+}
+
+/* The dataset's name: as given, or "openwebtext" from "data/openwebtext_train_*.bin". */
+static void g2zr_name_dataset(g2z_run *run) {
   static const char *const ends[] = {"_train", "_val", "*", "?", "[", "."};
-  for (size_t i = 0; i < G2Z_COUNT(ends); i++)
-    if ((slash = strstr(run->dataset, ends[i])) != NULL) run->dataset[slash - run->dataset] = 0;
+  const g2z_run_config *config = &run->config;
+  const char *name = config->val_glob;
+  if (config->train.train_glob) name = config->train.train_glob;
+  if (strrchr(name, '/')) name = strrchr(name, '/') + 1;
+  snprintf(run->dataset, sizeof run->dataset, "%s", name);
+  for (size_t i = 0; i < G2Z_COUNT(ends); i++) {
+    char *end = strstr(run->dataset, ends[i]);
+    if (end) *end = 0;
+  }
   for (size_t i = strlen(run->dataset); i > 0 && strchr("_-", run->dataset[i - 1]); i--)
     run->dataset[i - 1] = 0;
-  const char *name = config->dataset_name                     ? config->dataset_name
-                     : run->train && run->train->mixed ? "mixture"
-                     : *run->dataset                   ? NULL
-                                                       : "custom";
-  if (name) snprintf(run->dataset, sizeof run->dataset, "%s", name);
+  if (!*run->dataset) snprintf(run->dataset, sizeof run->dataset, "custom");
+  if (run->train && run->train->mixed) snprintf(run->dataset, sizeof run->dataset, "mixture");
+  if (config->dataset_name)
+    snprintf(run->dataset, sizeof run->dataset, "%s", config->dataset_name);
+}
+
+/* The part of opening that needs no other rank. */
+static g2z_status g2zr_open_alone(g2z_run *run) {
+  const g2z_train_config *train = &run->config.train;
+  const g2z_loader_config loader = {
+      train->train_glob, train->batch, train->seq, train->accum, run->context->rank,
+      run->context->world, train->model.vocab, G2Z_ORDER_SHUFFLED, train->seed};
+  if (train->train_glob) G2Z_TRY(g2z_loader_create(run->services, &loader, &run->train));
+  G2Z_TRY(g2zr_open_tokenizer(run));
+  if (run->config.val_glob) G2Z_TRY(g2zr_open_val(run, loader));
+  G2Z_TRY(g2zr_check_vocab(run));
+  G2Z_TRY(g2zr_open_eval(run));
+  g2zr_name_dataset(run);
   return G2Z_OK;
 }
 
@@ -1620,6 +1646,24 @@ static g2z_status g2zr_count_steps(g2z_run *run) {
   return G2Z_OK;
 }
 
+/* Refuses the directory of a run that ended without a checkpoint, so that it cannot continue. */
+static g2z_status g2zr_check_ended(g2z_run *run) {
+  const char *run_dir = run->config.run_dir;
+  static const char weights[] = "weights/model.safetensors", complete[] = "RUN_COMPLETE.txt";
+  char text[1400];
+  int there;
+  G2Z_TRY(g2zr_has(run->services, run_dir, weights, &there));
+  if (there)
+    G2Z_REFUSE(run->services, "%.200s holds a run that ended without a checkpoint (%s): choose "
+               "another --run-dir, or remove it. To train its weights further: %s", run_dir,
+               weights, g2zr_command(run, 1, "--init-from", g2zr_in(run, "weights").text, text));
+  G2Z_TRY(g2zr_has(run->services, run_dir, complete, &there));
+  if (there)
+    G2Z_REFUSE(run->services, "%.200s holds a run that ended without a checkpoint (%s): choose "
+               "another --run-dir, or remove it", run_dir, complete);
+  return G2Z_OK;
+}
+
 /* Rank 0: refuses a run_dir whose files would be lost: a run that ended without a checkpoint,
  * another run, or checkpoints after the resumed one. */
 static g2z_status g2zr_check_directory(g2z_run *run) {
@@ -1632,18 +1676,12 @@ static g2z_status g2zr_check_directory(g2z_run *run) {
   G2Z_TRY(g2zr_has(run->services, run_dir, "metrics.jsonl", &is_run)); /* a run's first file */
   is_run |= latest >= 0;
   snprintf(name, sizeof name, G2ZR_CHECKPOINT, latest);
-  const char *const traces[] = {"weights/model.safetensors", "RUN_COMPLETE.txt",
-                                "training_metrics.json", "metrics.jsonl", "train.log",
-                                "sample.txt", "report.html", name};
-  for (size_t i = 0; i < G2Z_COUNT(traces); i++) {
-    const int ended = latest < 0 && i < 2;
-    if (!ended && (i < 1 || (run->found.continues && is_run))) continue;
+  if (latest < 0) G2Z_TRY(g2zr_check_ended(run));
+  const char *const traces[] = {"RUN_COMPLETE.txt", "training_metrics.json", "metrics.jsonl",
+                                "train.log", "sample.txt", "report.html", name};
+  const int continues = run->found.continues && is_run;
+  for (size_t i = 0; i < G2Z_COUNT(traces) && !continues; i++) {
     G2Z_TRY(g2zr_has(run->services, run_dir, traces[i], &there));
-    if (there && ended)
-      G2Z_REFUSE(run->services, "%.200s holds a run that ended without a checkpoint (%s): choose "
-                 "another --run-dir, or remove it%s%s", run_dir, traces[i], i ? "" : ". To train "
-                 "its weights further: ", i ? "" :
-                 g2zr_command(run, 1, "--init-from", g2zr_in(run, "weights").text, text));
     if (there && !is_run)
       G2Z_REFUSE(run->services, "%.200s is not a run directory and holds a %s, which a run would "
                  "replace: choose another --run-dir", run_dir, traces[i]);
@@ -1734,31 +1772,6 @@ static __attribute__((noinline)) g2z_status g2zr_load(g2z_run *run, int *damaged
 
 /* ----- opening: files ----- */
 
-/* Refuses a directory that holds a model: this run's model would overwrite it. */
-static g2z_status g2zr_check_model(g2z_run *run, const char *directory, const char *remedy) {
-  static const char *const names[] = {
-      "config.json", "generation_config.json", "model.safetensors", "model.safetensors.index.json",
-      "pytorch_model.bin", "merges.txt", "vocab.json", "tokenizer.json", "tokenizer_config.json"};
-  int there;
-  for (size_t i = 0; i < G2Z_COUNT(names); i++) {
-    G2Z_TRY(g2zr_has(run->services, directory, names[i], &there));
-    if (there)
-      G2Z_REFUSE(run->services, "%.300s holds a model (%s) that this run did not write: name "
-                 "another directory with %s, or remove that model", directory, names[i], remedy);
-  }
-  return G2Z_OK;
-}
-
-/* Creates the directory and checks that weights can be written there: before hours of training. */
-static g2z_status g2zr_try_weights(g2z_run *run, const char *directory) {
-  g2z_writer *writer;
-  G2Z_TRY(g2z_make_directory(run->services, directory));
-  G2Z_TRY(g2z_writer_create(run->services, g2z_path_in(directory, "model.safetensors").text,
-                            &writer));
-  g2z_writer_free(writer);
-  return G2Z_OK;
-}
-
 /* The full path, without links, of a directory that may not exist yet. */
 static g2z_status g2zr_full_path(g2z_services *services, const char *directory,
                                  char path[PATH_MAX]) {
@@ -1772,75 +1785,115 @@ static g2z_status g2zr_full_path(g2z_services *services, const char *directory,
     snprintf(path + length, PATH_MAX - length, "/%.*s", (int)bytes, name);
     if (realpath(path, found)) memcpy(path, found, strlen(found) + 1);
     else if (strcmp(path + length, "/.") == 0) path[length] = 0; /* after a missing name */
-    else if (strcmp(path + length, "/..") == 0) path[length] = 0, *strrchr(path, '/') = 0;
+    else if (strcmp(path + length, "/..") == 0) {
+      path[length] = 0;
+      *strrchr(path, '/') = 0;
+    }
   }
   return G2Z_OK;
 }
 
-/* Rank 0: makes the directories and opens the logs. If the run continues, the logs are cut to
- * their state at the checkpoint. All refusals of names come before anything is written. */
-static g2z_status g2zr_open_files(g2z_run *run) {
+/* A model in save_weights is replaced only by the run that wrote it. A run recognises its own model
+ * by its directory, or by the name in its checkpoint. */
+static g2z_status g2zr_check_model(g2z_run *run, const char *full_path) {
+  static const char *const names[] = {
+      "config.json", "generation_config.json", "model.safetensors", "model.safetensors.index.json",
+      "pytorch_model.bin", "merges.txt", "vocab.json", "tokenizer.json", "tokenizer_config.json"};
   const char *weights = run->config.save_weights, *run_dir = run->config.run_dir;
-  char home[PATH_MAX] = "", path[PATH_MAX];
-  int64_t linked;
-  int there, other;
-  if (run->context->rank != 0) return G2Z_OK;
-  if (run_dir) G2Z_TRY(g2zr_full_path(run->services, run_dir, home));
-  /* A model in save_weights is replaced only by the run that wrote it. A run recognises its own
-   * model by its directory, or by the name in its checkpoint. */
-  if (weights) {
-    const size_t length = run_dir ? strlen(run_dir) : 0;
-    G2Z_TRY(g2zr_has(run->services, weights, "trainer_state.json", &there));
+  const size_t length = run_dir ? strlen(run_dir) : 0;
+  int there;
+  if (run->found.own && strcmp(full_path, run->weights_before) == 0) return G2Z_OK;
+  if (run->found.continues && strncmp(weights, run_dir, length) == 0 && weights[length] == '/')
+    return G2Z_OK;
+  for (size_t i = 0; i < G2Z_COUNT(names); i++) {
+    G2Z_TRY(g2zr_has(run->services, weights, names[i], &there));
     if (there)
-      G2Z_REFUSE(run->services, "--save-weights %.400s is a checkpoint, whose weights belong to "
-                 "its other files: name another directory", weights);
-    G2Z_TRY(g2zr_full_path(run->services, weights, path));
-    int own = run->found.continues && strncmp(weights, run_dir, length) == 0 &&
-              weights[length] == '/';
-    own |= run->found.own && strcmp(path, run->weights_before) == 0;
-    if (!own) G2Z_TRY(g2zr_check_model(run, weights, "--save-weights"));
-    /* A run directory keeps some names, and all paths below them, for itself: docs/formats.md. */
-    static const char *const kept[] = {
-        "metrics.jsonl", "training_metrics.json", "train.log", "report.html", "best", "best.*",
-        "sample.txt", "events.out.tfevents.*", "step-*", G2ZR_ORIGIN, "launcher_metadata.json",
-        "tuning.txt", "profiles", "nccl_*", "topo.txt", "ibstat.txt", "RUN_FAILED.json",
-        "flight_rank_*", "RUN_COMPLETE.txt"};
-    for (char *name; strcmp(path, home) != 0 && (name = strrchr(path, '/')) != NULL;) {
-      *name++ = 0;
-      G2Z_TRY(g2zr_has(run->services, path, "metrics.jsonl", &there));
-      there |= run_dir && strcmp(path, home) == 0;
-      for (size_t i = 0; i < G2Z_COUNT(kept) && there; i++)
-        if (fnmatch(kept[i], name, 0) == 0)
-          G2Z_REFUSE(run->services, "--save-weights %.300s: a run directory keeps the name %.99s "
-                     "for itself: name another directory, such as %.200s/weights", weights, name,
-                     run_dir ? run_dir : ".");
-    }
+      G2Z_REFUSE(run->services, "%.300s holds a model (%s) that this run did not write: name "
+                 "another directory with --save-weights, or remove that model", weights, names[i]);
   }
-  if (run->config.keep_best) {
-    G2Z_TRY(g2zr_linked(run, &linked, &other));
-    if (other && access(g2zr_in(run, "best").text, F_OK) == 0) /* else it leads to nothing */
-      G2Z_REFUSE(run->services, "%.400s/best is no link to a checkpoint of this run, but --keep-"
-                 "best makes one of this name: remove or rename it", run_dir);
+  return G2Z_OK;
+}
+
+/* Refuses a save_weights whose files would replace others. `home`: run_dir as a full path, or "". */
+static g2z_status g2zr_check_weights(g2z_run *run, const char *home) {
+  /* A run directory keeps some names, and all paths below them, for itself: docs/formats.md. */
+  static const char *const kept[] = {
+      "metrics.jsonl", "training_metrics.json", "train.log", "report.html", "best", "best.*",
+      "sample.txt", "events.out.tfevents.*", "step-*", G2ZR_ORIGIN, "launcher_metadata.json",
+      "tuning.txt", "profiles", "nccl_*", "topo.txt", "ibstat.txt", "RUN_FAILED.json",
+      "flight_rank_*", "RUN_COMPLETE.txt"};
+  const char *weights = run->config.save_weights;
+  char path[PATH_MAX];
+  int there;
+  if (!weights) return G2Z_OK;
+  G2Z_TRY(g2zr_has(run->services, weights, "trainer_state.json", &there));
+  if (there)
+    G2Z_REFUSE(run->services, "--save-weights %.400s is a checkpoint, whose weights belong to its "
+               "other files: name another directory", weights);
+  G2Z_TRY(g2zr_full_path(run->services, weights, path));
+  G2Z_TRY(g2zr_check_model(run, path));
+  for (char *name; strcmp(path, home) != 0 && (name = strrchr(path, '/')) != NULL;) {
+    *name++ = 0; /* `path` is the directory above `name` */
+    G2Z_TRY(g2zr_has(run->services, path, "metrics.jsonl", &there));
+    const int is_run = there || (*home && strcmp(path, home) == 0);
+    for (size_t i = 0; i < G2Z_COUNT(kept) && is_run; i++)
+      if (fnmatch(kept[i], name, 0) == 0)
+        G2Z_REFUSE(run->services, "--save-weights %.300s: a run directory keeps the name %.99s "
+                   "for itself: name another directory, such as %.200s/weights", weights, name,
+                   *home ? run->config.run_dir : ".");
   }
-  if (weights) {
-    G2Z_TRY(g2zr_try_weights(run, weights));
-    if (!realpath(weights, run->weights))
-      return g2z_fail_file(run->services, errno, "find the path of", weights);
-    if (strcmp(home, run->weights) != 0) /* else it is run_dir, which gets its own lock */
-      G2Z_TRY(g2z_lock_directory(run->services, weights, &run->weights_lock));
-  }
-  if (!run_dir) return G2Z_OK;
-  G2Z_TRY(g2z_make_directory(run->services, run_dir));
-  if (run->lock < 0) G2Z_TRY(g2z_lock_directory(run->services, run_dir, &run->lock));
+  return G2Z_OK;
+}
+
+/* Makes save_weights, checks that weights can be written there, before hours of training, and keeps
+ * other runs out. */
+static g2z_status g2zr_claim_weights(g2z_run *run, const char *home) {
+  const char *weights = run->config.save_weights;
+  g2z_writer *writer;
+  if (!weights) return G2Z_OK;
+  G2Z_TRY(g2z_make_directory(run->services, weights));
+  G2Z_TRY(g2z_writer_create(run->services, g2z_path_in(weights, "model.safetensors").text,
+                            &writer));
+  g2z_writer_free(writer);
+  if (!realpath(weights, run->weights))
+    return g2z_fail_file(run->services, errno, "find the path of", weights);
+  if (strcmp(home, run->weights) == 0) return G2Z_OK; /* run_dir gets its own lock */
+  return g2z_lock_directory(run->services, weights, &run->weights_lock);
+}
+
+/* Opens the logs, cuts them to their state at the checkpoint, and writes the lines that wait. */
+static g2z_status g2zr_open_logs(g2z_run *run) {
   g2zr_stream *const logs[] = {&run->metrics, &run->log};
   G2Z_TRY(g2zr_stream_open(run, &run->metrics, "metrics.jsonl", run->sum.metrics_bytes));
   G2Z_TRY(g2zr_stream_open(run, &run->log, "train.log", run->sum.log_bytes));
-  for (int i = 0; i < 2; i++) { /* only after both have passed the check */
+  for (size_t i = 0; i < G2Z_COUNT(logs); i++) { /* only after both have passed the check */
     G2Z_TRY(g2zr_stream_cut(run, logs[i]));
     G2Z_TRY(g2zr_stream_write(run, logs[i]));
   }
   char *rest, *line = strtok_r(run->early, "\n", &rest);
   for (; line; line = strtok_r(NULL, "\n", &rest)) g2zr_log(run, line);
+  return G2Z_OK;
+}
+
+/* Rank 0: makes the directories and opens the logs. All refusals of names come before anything is
+ * written. */
+static g2z_status g2zr_open_files(g2z_run *run) {
+  const char *run_dir = run->config.run_dir;
+  char home[PATH_MAX] = "", path[PATH_MAX];
+  int64_t linked;
+  int other = 0;
+  if (run->context->rank != 0) return G2Z_OK;
+  if (run_dir) G2Z_TRY(g2zr_full_path(run->services, run_dir, home));
+  G2Z_TRY(g2zr_check_weights(run, home));
+  if (run->config.keep_best) G2Z_TRY(g2zr_linked(run, &linked, &other));
+  if (other && access(g2zr_in(run, "best").text, F_OK) == 0) /* else it leads to nothing */
+    G2Z_REFUSE(run->services, "%.400s/best is no link to a checkpoint of this run, but --keep-best "
+               "makes one of this name: remove or rename it", run_dir);
+  G2Z_TRY(g2zr_claim_weights(run, home));
+  if (!run_dir) return G2Z_OK;
+  G2Z_TRY(g2z_make_directory(run->services, run_dir));
+  if (run->lock < 0) G2Z_TRY(g2z_lock_directory(run->services, run_dir, &run->lock));
+  G2Z_TRY(g2zr_open_logs(run));
   if (!run->resume || run->found.own) return G2Z_OK;
   /* The run starts from another run's checkpoint. --resume latest uses that checkpoint until the
    * run has its own. */
@@ -1852,24 +1905,28 @@ static g2z_status g2zr_open_files(g2z_run *run) {
 /* Fails before the training if a rank does not see rank 0's files, since it could not save. Looks
  * for a new name: another host may have files of the usual names itself, or remember them. */
 static g2z_status g2zr_check_shared(g2z_run *run) {
-  const char *const made[] = {run->config.run_dir, run->config.save_weights};
+  const struct {
+    const char *flag, *path;
+  } made[] = {{"run-dir", run->config.run_dir}, {"save-weights", run->config.save_weights}};
   int64_t name = (int64_t)getpid() << 32 | (int64_t)time(NULL);
   int there, mine = run->context->rank == 0;
   if (run->context->world == 1) return G2Z_OK;
   G2Z_TRY(g2z_ranks_broadcast(run->context->ranks, &name, sizeof name));
-  for (int i = 0; i < 2; i++) {
-    if (!made[i]) continue;
-    const g2z_path path = g2z_path_in(made[i], "shared-%" PRId64, name);
+  for (size_t i = 0; i < G2Z_COUNT(made); i++) {
+    if (!made[i].path) continue;
+    const g2z_path path = g2z_path_in(made[i].path, "shared-%" PRId64, name);
     g2z_status status = G2Z_OK;
-    const int file = mine ? open(path.text, O_CREAT | O_WRONLY | O_CLOEXEC, 0600) : -1;
-    if (mine && file < 0) status = g2z_fail_file(run->services, errno, "create", path.text);
-    if (file >= 0) close(file);
+    if (mine) {
+      const int file = open(path.text, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+      if (file < 0) status = g2z_fail_file(run->services, errno, "create", path.text);
+      else close(file);
+    }
     G2Z_TRY(g2zr_agree(run, status));
     if (!mine) status = g2z_is_there(run->services, path.text, &there);
     if (!mine && status == G2Z_OK && !there)
       status = g2z_fail(run->services, G2Z_IO, "this rank does not see %s, which rank 0 made: "
                         "choose a --%s on a file system that all ranks share", path.text,
-                        i ? "save-weights" : "run-dir");
+                        made[i].flag);
     status = g2zr_agree(run, status);
     if (mine) unlink(path.text);
     G2Z_TRY(status);
@@ -2194,10 +2251,10 @@ G2Z_API void g2z_run_free(g2z_run *run) {
   if (run->services->listener == run) run->services->also = NULL;
   if (run->trainer) rmdir(run->weights); /* only if they are still empty */
   g2zr_close(run);
-  for (int i = 0; i < 2; i++) {
-    g2zr_stream *stream = i ? &run->log : &run->metrics;
-    if (stream->file >= 0) close(stream->file);
-    g2z_release(run->services, stream->late);
+  g2zr_stream *const logs[] = {&run->metrics, &run->log};
+  for (size_t i = 0; i < G2Z_COUNT(logs); i++) {
+    if (logs[i]->file >= 0) close(logs[i]->file);
+    g2z_release(run->services, logs[i]->late);
   }
   g2z_events_free(run->events);
   if (run->lock >= 0) close(run->lock);
