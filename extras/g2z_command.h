@@ -266,8 +266,9 @@ G2Z_API void g2z_shape_override(g2z_model_config *config, const g2z_model_config
   const int channels = wanted->channels;
   if (wanted->layers) config->layers = wanted->layers;
   if (channels) config->channels = channels;
+  if (channels) config->heads = channels / 64;
+  if (channels && channels < 64) config->heads = 1;
   if (wanted->heads) config->heads = wanted->heads;
-  else if (channels) config->heads = channels < 64 ? 1 : channels / 64;
   if (wanted->context) config->context = wanted->context;
   if (wanted->vocab) config->vocab = wanted->vocab;
 }
@@ -336,7 +337,9 @@ G2Z_API g2z_status g2z_run_options_parse(g2z_services *services, int argc, char 
 #define TRAIN(name, setting, help) {name, #setting},
 #define OPTIMIZER(name, setting, help) {name, #setting},
 #define GROUP(title)
-static const struct { const char *flag, *setting; } g2zc_settings[] = {G2ZC_FLAG_LIST};
+static const struct {
+  const char *flag, *setting;
+} g2zc_settings[] = {G2ZC_FLAG_LIST};
 #undef FLAG
 #undef PLAIN
 #undef SWITCH
@@ -364,14 +367,14 @@ G2Z_API const char *g2z_run_options_words(const char *sentence, char *out, size_
   for (const char *at = sentence; *at && used < room;) { /* word by word */
     const size_t word = strcspn(at, " ") + (at[strcspn(at, " ")] == ' ');
     const size_t length = strspn(at, "abcdefghijklmnopqrstuvwxyz0123456789_");
-    const int entry = at[length] == '=' ? g2zc_setting_at(at, length) : -1;
-    const char *value = at + length + 1;
+    const char *value = at + length + 1, *choice = NULL;
+    int entry = -1;
+    if (at[length] == '=') entry = g2zc_setting_at(at, length);
     if (entry >= 0) {
       const g2z_setting *setting = g2z_setting_find(g2zc_settings[entry].setting);
       const size_t digits = strspn(value, "0123456789");
       size_t bytes = digits;
-      const char *choice = setting->words && digits ? g2z_word(setting->words, atoi(value), &bytes)
-                                                    : NULL;
+      if (setting->words && digits) choice = g2z_word(setting->words, atoi(value), &bytes);
       used += (size_t)snprintf(out + used, room - used, "--%s %.*s%.*s",
                                g2zc_settings[entry].flag, (int)bytes, choice ? choice : value,
                                (int)(word - length - 1 - digits), value + digits);
@@ -398,26 +401,33 @@ G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
                             void (*line)(void *user, const char *text), void *user) {
   const g2z_model_config *m = &plan->model;
   const size_t needs = plan->bytes_total + plan->nccl_bytes;
-  const int dp = plan->strategy == G2Z_STRATEGY_DP;
-  char text[256], stage[16];
+  const char *kind = "ZeRO", *optimizer, *per = "per rank";
+  char text[256], stage[16], fp8[32] = "";
 #define PUT(...) (snprintf(text, sizeof text, __VA_ARGS__), line(user, text))
   static const char *const parts[] = {G2Z_MEMORY_LIST(G2Z_LIST_TEXT)};
   snprintf(stage, sizeof stage, "stage %d", plan->zero_stage);
+  optimizer = stage;
+  if (plan->strategy == G2Z_STRATEGY_DP) {
+    kind = "dp";
+    optimizer = "the optimizer on rank 0 alone";
+    per = "on this rank";
+  }
+  if (plan->fp8) snprintf(fp8, sizeof fp8, ", fp8=%s", g2zc_fp8[plan->fp8]);
   PUT("model       %d layer%s, %d head%s, %d channels, context %d, vocab %d (padded to %d): "
       "%.2f M parameters", m->layers, G2Z_PLURAL(m->layers), m->heads, G2Z_PLURAL(m->heads),
       m->channels, m->context, m->vocab, plan->vocab_padded, (double)plan->parameters * 1e-6);
   PUT("step        B=%d x T=%d x accum=%d x world=%d = %" PRId64 " tokens", plan->batch, plan->seq,
       plan->accum, plan->world, (int64_t)plan->batch * plan->seq * plan->accum * plan->world);
-  PUT("types       %s parameters, %s gradients%s%s%s, on %s", g2z_dtype_text(plan->dtype),
-      g2z_dtype_text(plan->grad_dtype), plan->moment_bytes == 2 ? ", bf16 moments" : "",
-      plan->fp8 ? ", fp8=" : "", plan->fp8 ? g2zc_fp8[plan->fp8] : "", g2zc_devices[plan->device]);
-  PUT("%-11s %s, rank %d of %d, %d buckets of up to %.2f MiB", dp ? "dp" : "ZeRO",
-      dp ? "the optimizer on rank 0 alone" : stage, plan->rank, plan->world, plan->buckets,
+  PUT("types       %s parameters, %s gradients%s%s, on %s", g2z_dtype_text(plan->dtype),
+      g2z_dtype_text(plan->grad_dtype), plan->moment_bytes == 2 ? ", bf16 moments" : "", fp8,
+      g2zc_devices[plan->device]);
+  PUT("%-11s %s, rank %d of %d, %d buckets of up to %.2f MiB", kind, optimizer, plan->rank,
+      plan->world, plan->buckets,
       (double)(plan->bucket_elements * (size_t)plan->grad_bytes) / 1048576.0);
   for (int i = 0; i < G2Z_MEMORY_COUNT; i++)
     PUT("memory      %9.3f GiB  %s", g2zc_gib(plan->bytes[i]), parts[i]);
   if (plan->nccl_bytes) PUT("memory      %9.3f GiB  NCCL, typical", g2zc_gib(plan->nccl_bytes));
-  PUT("memory      %9.3f GiB  total %s", g2zc_gib(needs), dp ? "on this rank" : "per rank");
+  PUT("memory      %9.3f GiB  total %s", g2zc_gib(needs), per);
   if (!free_bytes) return;
   PUT("free        %9.3f GiB  per rank: %s", g2zc_gib(free_bytes),
       needs <= free_bytes ? "it fits" : "IT DOES NOT FIT");
@@ -451,9 +461,12 @@ G2Z_API g2z_status g2z_run_dry(g2z_services *services, const g2z_run_options *o,
   return status;
 }
 
+/* The number of ranks that this program starts itself; 0: none. */
+static int g2zc_started(const g2z_run_options *o) { return o->gpus ? o->gpus : o->ranks; }
+
 G2Z_API g2z_status g2z_run_options_spawn(g2z_services *services, const g2z_run_options *o,
                                          char **argv, int *is_parent, int *code) {
-  const int ranks = o->gpus ? o->gpus : o->ranks, gpus = g2z_device_count(G2Z_DEVICE_CUDA);
+  const int ranks = g2zc_started(o), gpus = g2z_device_count(G2Z_DEVICE_CUDA);
   *is_parent = *code = 0;
   if (!ranks) return G2Z_OK;
   if (o->gpus && o->ranks && o->gpus != o->ranks)
@@ -488,7 +501,7 @@ static g2z_status g2zc_read_vocab(g2z_services *services, const char *path, uint
  * or makes shards of them. */
 static g2z_status g2zc_check_shards(g2z_services *services, const g2z_run_options *o,
                                     const char *flag, const char *given) {
-  const char *vocab = o->run.vocab;
+  const char *vocab = o->run.vocab, *how = "";
   char words[2][400], pattern[4096], path[400] = "";
   int shards = 0;
   struct stat info;
@@ -515,14 +528,17 @@ static g2z_status g2zc_check_shards(g2z_services *services, const g2z_run_option
   int32_t head = 0;
   if (file && fread(&head, sizeof head, 1, file) != 1) head = 0;
   if (file) fclose(file);
+  if (!vocab) {
+    vocab = "data/vocab.bpe";
+    how = ", with GPT-2's vocabulary (make vocab)";
+  }
   g2z_shell_word(path, words[1], sizeof words[1]);
   if (head == 20240520) /* of llm.c's shards, and so of prepare_data's */
     G2Z_REFUSE(services, "%s %.200s: the name of token shards ends in .bin. Rename it: mv %s "
                "%s.bin", flag, path, words[1], words[1]);
   G2Z_REFUSE(services, "%s %.200s: the name of token shards ends in .bin. To make shards of text, "
              "data/NAME_train_*.bin%s: ./prepare_data --vocab %s --out data --name NAME %s", flag,
-             path, vocab ? "" : ", with GPT-2's vocabulary (make vocab)",
-             g2z_shell_word(vocab ? vocab : "data/vocab.bpe", words[0], sizeof words[0]), words[1]);
+             path, how, g2z_shell_word(vocab, words[0], sizeof words[0]), words[1]);
 }
 
 /* Refuses a directory of --init-from without config.json. In a run directory, finds the weights. */
@@ -581,10 +597,12 @@ static g2z_status g2zc_settle_model(g2z_services *services, g2z_run_options *o) 
     wanted = named;
   }
 #define X(name, flag)                                                                             \
-  if (wanted.name && wanted.name != model->name)                                                  \
+  if (wanted.name && wanted.name != model->name) {                                                \
+    const char *by = o->shape.name ? flag : "--model";                                            \
     G2Z_REFUSE(services, "%s means " #name "=%d, but the weights in %.400s have " #name "=%d: "   \
-               "remove %s, or name other weights with --init-from", o->shape.name ? flag :        \
-               "--model", wanted.name, weights, model->name, o->shape.name ? flag : "--model");
+               "remove %s, or name other weights with --init-from", by, wanted.name, weights,     \
+               model->name, by);                                                                  \
+  }
   X(layers, "--layers")
   X(channels, "--channels")
   X(heads, "--heads")
@@ -646,7 +664,7 @@ static g2z_status g2zc_check_uses(g2z_services *services, const g2z_run_options 
 
 static void g2zc_settle_ranks(const g2z_run_options *o, g2z_ranks_config *ranks) {
   g2z_place *place = &ranks->place;
-  const int started = o->gpus ? o->gpus : o->ranks; /* ranks that this program starts; 0: none */
+  const int started = g2zc_started(o);
   const int alone = strcmp(place->launcher, "alone") == 0;
   if (started && alone) { /* they are not started yet */
     place->world = started;
@@ -765,7 +783,8 @@ static g2z_status g2zc_settle_run_dir(g2z_services *services, g2z_run_options *o
   for (int i = 2; stat(o->run_dir_text, &info) == 0; i++) /* another run started in this second */
     snprintf(o->run_dir_text + end, 16, "-%d", i);
   if (o->run_dir) snprintf(o->run_dir_text, sizeof o->run_dir_text, "%s", o->run_dir);
-  o->run.run_dir = strcmp(o->run_dir_text, "none") == 0 ? NULL : o->run_dir_text;
+  o->run.run_dir = o->run_dir_text;
+  if (strcmp(o->run_dir_text, "none") == 0) o->run.run_dir = NULL;
   const char *logs = getenv("NCCL_LOGS");
   o->nccl_logs |= logs && strcmp(logs, "1") == 0;
   if (o->nccl_logs && !o->run.run_dir && (o->run.train.train_glob || o->run.val_glob))
@@ -879,7 +898,8 @@ static void g2zc_hint(const g2z_run_config *run, char hint[G2Z_RUN_HINT_BYTES]) 
   char word[1200];
   int saved = 0;
   hint[0] = 0;
-  DIR *directory = run->run_dir ? opendir(run->run_dir) : NULL;
+  if (!run->run_dir) return;
+  DIR *directory = opendir(run->run_dir);
   if (!directory) return;
   for (struct dirent *entry; (entry = readdir(directory)) != NULL;)
     saved |= strncmp(entry->d_name, "step-", 5) == 0 && !strchr(entry->d_name, '.');

@@ -651,7 +651,8 @@ static const char *const g2zr_optimizers[] = {G2Z_OPTIMIZER_LIST(G2Z_LIST_TEXT)}
 static void g2zr_put_variable(g2z_json_out *out, const char *key, const char *variable) {
   const char *text = getenv(variable);
   char *end = NULL;
-  long long value = text ? strtoll(text, &end, 10) : 0;
+  long long value = 0;
+  if (text) value = strtoll(text, &end, 10);
   if (text && end != text && !*end) G2ZR_WHOLE(key, value);
   else G2ZR_NONE(key);
 }
@@ -713,17 +714,19 @@ static const struct {
 
 /* The name of a signal, in `text`; NULL for 0. */
 static const char *g2zr_signal_text(int64_t signal, char text[32]) {
+  if (!signal) return NULL;
   snprintf(text, 32, "signal %d", (int)signal);
   for (size_t i = 0; i < G2Z_COUNT(g2zr_signals); i++)
     if (signal == g2zr_signals[i].number) snprintf(text, 32, "%s", g2zr_signals[i].name);
-  return signal ? text : NULL;
+  return text;
 }
 
 /* The mean of the recent losses. NaN: there is none, or one of them is NaN. */
 static double g2zr_recent_loss(const g2z_run *run) {
   double sum = 0;
   for (int i = 0; i < (int)run->sum.losses; i++) sum += run->recent[i];
-  return isnan(sum) ? NAN : sum / (double)run->sum.losses;
+  if (isnan(sum)) return NAN;
+  return sum / (double)run->sum.losses;
 }
 
 /* 1 if the recent losses are worse than the loss of guessing (all tokens equally likely) by the
@@ -734,16 +737,23 @@ static int g2zr_diverged(const g2z_run *run) {
 }
 
 static void g2zr_put_ending(const g2z_run *run, g2z_json_out *out) {
+  const char *reason = "completed", *signal = NULL;
+  const char *file = "RUN_COMPLETE.txt", *marker = "RUN_COMPLETE";
   char name[32];
-  const int stopped = (run->due & G2ZR_DUE_STOP) != 0;
+  if (g2zr_diverged(run)) reason = "diverged";
+  if (run->due & G2ZR_DUE_STOP) {
+    signal = g2zr_signal_text(run->stop_signal, name);
+    reason = signal ? "signal" : "stop requested";
+    file = NULL;
+    marker = NULL;
+  }
   G2ZR_OPEN("shutdown");
-  G2ZR_TEXT("reason", stopped ? run->stop_signal ? "signal" : "stop requested"
-            : g2zr_diverged(run) ? "diverged" : "completed");
-  G2ZR_TEXT("signal", stopped ? g2zr_signal_text(run->stop_signal, name) : NULL);
+  G2ZR_TEXT("reason", reason);
+  G2ZR_TEXT("signal", signal);
   G2ZR_CLOSE();
   G2ZR_OPEN("completion");
-  G2ZR_TEXT("run_complete_file", stopped ? NULL : "RUN_COMPLETE.txt");
-  G2ZR_TEXT("printed_marker", stopped ? NULL : "RUN_COMPLETE");
+  G2ZR_TEXT("run_complete_file", file);
+  G2ZR_TEXT("printed_marker", marker);
   G2ZR_TEXT("timestamp_utc", g2z_utc_now().text);
   G2ZR_CLOSE();
   if (!getenv("SLURM_JOB_ID")) return;
@@ -1058,32 +1068,52 @@ static g2z_short g2zr_duration(double seconds) {
 /* The flag that sets the run's length, and a value that is at least the length so far. */
 static const char *g2zr_length(const g2z_run *run, int64_t *value) {
   const g2z_run_config *c = &run->config;
-  const int64_t per_epoch = run->steps_per_epoch;
-  const int cut = run->steps < c->train.optimizer.steps, by_epoch = !cut && c->epochs > 0;
-  const int64_t done = by_epoch ? (run->step + per_epoch - 1) / per_epoch : run->step;
-  *value = cut ? c->max_train_steps : by_epoch ? c->epochs : run->steps;
+  const char *flag = "--steps";
+  int64_t done = run->step;
+  *value = run->steps;
+  if (run->steps < c->train.optimizer.steps) {
+    flag = "--max-train-steps";
+    *value = c->max_train_steps;
+  } else if (c->epochs > 0) {
+    flag = "--epochs";
+    *value = c->epochs;
+    done = (run->step + run->steps_per_epoch - 1) / run->steps_per_epoch;
+  }
   if (*value < done) *value = done;
-  return cut ? "--max-train-steps" : by_epoch ? "--epochs" : "--steps";
+  return flag;
 }
 
 /* How to call this program again. `other`: a new run, in its own directory, starts from `value`. */
+#define G2ZR_COMMAND_BYTES 1400
 static const char *g2zr_command(const g2z_run *run, int other, const char *flag, const char *value,
-                                char text[1400]) {
+                                char text[G2ZR_COMMAND_BYTES]) {
   const g2z_run_config *c = &run->config;
-  const int replaces = other && c->resume;
   const int aside = other && c->save_weights &&
                     strcmp(c->save_weights, g2zr_in(run, "weights").text) != 0;
-  char to[1100], words[3][420];
+  char to[1100], words[2][420];
   snprintf(to, sizeof to, "%s%s", c->run_dir, other ? "-2" : "");
-  snprintf(text, 1400, "the same command with --run-dir %s %s %s%s%s%s",
-           g2z_shell_word(to, words[0], sizeof words[0]), flag,
-           g2z_shell_word(value, words[1], sizeof words[1]), aside ? " --save-weights " : "",
-           aside ? g2z_shell_word(g2z_path_in(to, "weights").text, words[2], sizeof words[2]) : "",
-           replaces ? ", without --resume" : "");
+  int used = snprintf(text, G2ZR_COMMAND_BYTES, "the same command with --run-dir %s %s %s",
+                      g2z_shell_word(to, words[0], sizeof words[0]), flag,
+                      g2z_shell_word(value, words[1], sizeof words[1]));
+  if (aside)
+    used += snprintf(text + used, G2ZR_COMMAND_BYTES - (size_t)used, " --save-weights %s",
+                     g2z_shell_word(g2z_path_in(to, "weights").text, words[0], sizeof words[0]));
+  if (other && c->resume)
+    snprintf(text + used, G2ZR_COMMAND_BYTES - (size_t)used, ", without --resume");
   return text;
 }
 
 /* ----- checkpoints of a run ----- */
+
+/* The step in a checkpoint's name with this suffix; -1: it is another name. */
+static int64_t g2zr_step_named(const char *name, const char *suffix) {
+  char same[64];
+  if (strncmp(name, "step-", 5) != 0) return -1;
+  const int64_t step = (int64_t)strtoll(name + 5, NULL, 10);
+  snprintf(same, sizeof same, G2ZR_CHECKPOINT "%s", step, suffix);
+  if (strcmp(same, name) != 0) return -1;
+  return step;
+}
 
 /* The step of the latest checkpoint in run_dir with this suffix, before step `before`; -1: none. A
  * directory that cannot be read is an error: otherwise a run would start again and replace its own
@@ -1091,19 +1121,17 @@ static const char *g2zr_command(const g2z_run *run, int other, const char *flag,
 static g2z_status g2zr_latest(const g2z_run *run, const char *suffix, int64_t before,
                               int64_t *latest) {
   *latest = -1;
+  DIR *directory = NULL;
   int file;
   G2Z_RETRY(file, open(run->config.run_dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  DIR *directory = file < 0 ? NULL : fdopendir(file);
+  if (file >= 0) directory = fdopendir(file);
   if (!directory && errno == ENOENT) return G2Z_OK;
   while (directory) {
     errno = 0; /* readdir returns NULL at the end as well */
     struct dirent *entry = readdir(directory);
     if (!entry) break;
-    const char *name = entry->d_name;
-    int64_t step = strncmp(name, "step-", 5) == 0 ? (int64_t)strtoll(name + 5, NULL, 10) : -1;
-    char same[64];
-    snprintf(same, sizeof same, G2ZR_CHECKPOINT "%s", step, suffix);
-    if (strcmp(same, name) == 0 && step < before && step > *latest) *latest = step;
+    const int64_t step = g2zr_step_named(entry->d_name, suffix);
+    if (step < before && step > *latest) *latest = step;
   }
   int error = errno;
   if (directory) closedir(directory);
@@ -1116,17 +1144,15 @@ static g2z_status g2zr_latest(const g2z_run *run, const char *suffix, int64_t be
  * something else has the name best. */
 static g2z_status g2zr_linked(const g2z_run *run, int64_t *step, int *other) {
   const g2z_path best = g2zr_in(run, "best");
-  char text[64] = "", name[64];
+  char text[64] = "";
   *step = -1;
   *other = 0;
   const ssize_t bytes = readlink(best.text, text, sizeof text - 1);
   if (bytes < 0 && errno == ENOENT) return G2Z_OK;
   if (bytes < 0 && errno != EINVAL) /* EINVAL: no link */
     return g2z_fail_file(run->services, errno, "read the link", best.text);
-  const int64_t named = strncmp(text, "step-", 5) == 0 ? (int64_t)strtoll(text + 5, NULL, 10) : -1;
-  snprintf(name, sizeof name, G2ZR_CHECKPOINT, named);
-  if (strcmp(name, text) == 0) *step = named;
-  else *other = 1;
+  *step = g2zr_step_named(text, "");
+  *other = *step < 0;
   return G2Z_OK;
 }
 
@@ -1360,9 +1386,10 @@ static g2z_status g2zr_check(g2z_run *run) {
   if (optimizer->min_lr < 0) optimizer->min_lr = 0.1f * optimizer->lr;
   if (!config->train.train_glob && !config->val_glob)
     G2Z_REFUSE(run->services, "there is nothing to do: give --train GLOB or --val GLOB");
-  if (config->profile && (!config->run_dir || config->train.graph == 1))
-    G2Z_REFUSE(run->services, "profile needs %s", config->run_dir ? "--graph off: it cannot time "
-               "the parts of a graph" : "a run_dir for its files: give --run-dir DIR");
+  if (config->profile && !config->run_dir)
+    G2Z_REFUSE(run->services, "profile needs a run_dir for its files: give --run-dir DIR");
+  if (config->profile && config->train.graph == 1)
+    G2Z_REFUSE(run->services, "profile needs --graph off: it cannot time the parts of a graph");
   if (config->profile) config->train.graph = 0;
   g2z_train_config probe = config->train; /* warmup needs the number of steps, not known yet */
   if (probe.optimizer.warmup < 0) probe.optimizer.warmup = 0;
@@ -1372,11 +1399,11 @@ static g2z_status g2zr_check(g2z_run *run) {
                           run->context->rank, run->context->world,
                           g2z_ranks_place(run->context->ranks)->local_world, &plan));
   g2z_plan_free(plan);
-  const char *needs = config->save_every > 0 ? "save_every"
-                      : config->save_epochs  ? "save_epochs"
-                      : config->keep_best    ? "keep_best"
-                      : config->resume && strcmp(config->resume, "latest") == 0 ? "resume latest"
-                                                                                : NULL;
+  const char *needs = NULL;
+  if (config->resume && strcmp(config->resume, "latest") == 0) needs = "resume latest";
+  if (config->keep_best) needs = "keep_best";
+  if (config->save_epochs) needs = "save_epochs";
+  if (config->save_every > 0) needs = "save_every";
   if (needs && !config->run_dir)
     G2Z_REFUSE(run->services, "%s needs a run_dir for the checkpoints: give --run-dir DIR", needs);
   if (config->keep_best && !config->save_every && !config->save_epochs && !config->keep)
@@ -1476,11 +1503,23 @@ static g2z_status g2zr_open_tokenizer(g2z_run *run) {
 #define G2ZR_BYTES UINT64_C(0xcbf29ce484222325) /* g2z_tokenizer_hash of the 256 bytes, */
 #define G2ZR_GPT2 UINT64_C(0x4aaeec9c912d3e56)  /* and of GPT-2's merges */
 
+/* Counts a token of the validation's text. `is_target`: its loss counts. An end of text has no
+ * bytes. */
+static void g2zr_measure_token(g2z_run *run, int32_t id, int is_target) {
+  const g2z_tokenizer *tokenizer = run->tokenizer;
+  size_t bytes = 0;
+  if (id < 0) return; /* a mask excludes it */
+  run->measure.tokens += is_target;
+  if (!tokenizer) return;
+  const unsigned char *text = g2z_tokenizer_token(tokenizer, id, &bytes);
+  run->measure.text = g2z_crc32c(run->measure.text, text, bytes);
+  if (is_target && id != g2z_tokenizer_eot(tokenizer)) run->measure.bytes += (int64_t)bytes;
+}
+
 /* Rank 0: reads what a validation of all ranks reads. The text has the same checksum in every
  * vocabulary: the first input belongs to it, which may be the end-of-text token or the text's first
- * token. An end of text has no bytes. */
+ * token. */
 static g2z_status g2zr_measure(g2z_run *run, g2z_loader_config config) {
-  const g2z_tokenizer *tokenizer = run->tokenizer;
   const int32_t *x, *y;
   g2z_loader *loader;
   int64_t steps = run->val_steps * config.world;
@@ -1489,19 +1528,11 @@ static g2z_status g2zr_measure(g2z_run *run, g2z_loader_config config) {
   G2Z_TRY(g2z_loader_create(run->services, &config, &loader));
   g2z_status status = G2Z_OK;
   if (steps > loader->steps_per_epoch) steps = loader->steps_per_epoch;
-  for (int64_t step = 0; step < steps && status == G2Z_OK; step++) {
+  for (int64_t step = 0; step < steps; step++) {
     status = g2z_loader_next(loader, &x, &y);
-    const int64_t count = status == G2Z_OK ? loader->rows * config.seq : 0;
-    for (int64_t i = step ? 0 : -1; i < count; i++) {
-      const int32_t id = i < 0 ? x[0] : y[i];
-      size_t bytes = 0;
-      if (id < 0) continue;
-      run->measure.tokens += i >= 0;
-      if (!tokenizer) continue;
-      const unsigned char *text = g2z_tokenizer_token(tokenizer, id, &bytes);
-      run->measure.text = g2z_crc32c(run->measure.text, text, bytes);
-      if (i >= 0 && id != g2z_tokenizer_eot(tokenizer)) run->measure.bytes += (int64_t)bytes;
-    }
+    if (status != G2Z_OK) break;
+    if (step == 0) g2zr_measure_token(run, x[0], 0);
+    for (int64_t i = 0; i < loader->rows * config.seq; i++) g2zr_measure_token(run, y[i], 1);
   }
   snprintf(run->measure.set, sizeof run->measure.set, "%016" PRIx64 "-%" PRId64 "-%d",
            loader->data, run->measure.tokens, config.seq);
@@ -1621,10 +1652,11 @@ static g2z_status g2zr_count_steps(g2z_run *run) {
   run->resumed = from->step;
   run->steps_per_epoch = 1;
   if (run->train) {
+    const char *remedy = "--steps N";
+    if (config->save_epochs) remedy = "--steps N and --save-every N, and remove --save-epochs";
     if (run->train->mixed && (config->epochs || config->save_epochs))
       G2Z_REFUSE(run->services, "training shards with weights are mixed without an end, so there "
-                 "are no epochs: give --steps N%s%s", config->save_epochs ? " and --save-every N" :
-                 "", config->save_epochs ? ", and remove --save-epochs" : "");
+                 "are no epochs: give %s", remedy);
     run->steps_per_epoch = run->train->steps_per_epoch;
     run->epoch_ends = from->next.epoch > from->epoch; /* 1: less than one step is left */
     if (config->epochs > 0) { /* the rest of the data counts: the global batch may have changed */
@@ -1650,7 +1682,7 @@ static g2z_status g2zr_count_steps(g2z_run *run) {
 static g2z_status g2zr_check_ended(g2z_run *run) {
   const char *run_dir = run->config.run_dir;
   static const char weights[] = "weights/model.safetensors", complete[] = "RUN_COMPLETE.txt";
-  char text[1400];
+  char text[G2ZR_COMMAND_BYTES];
   int there;
   G2Z_TRY(g2zr_has(run->services, run_dir, weights, &there));
   if (there)
@@ -1668,7 +1700,7 @@ static g2z_status g2zr_check_ended(g2z_run *run) {
  * another run, or checkpoints after the resumed one. */
 static g2z_status g2zr_check_directory(g2z_run *run) {
   const char *run_dir = run->config.run_dir;
-  char name[32], text[1400];
+  char name[32], text[G2ZR_COMMAND_BYTES];
   int64_t latest;
   int there, is_run;
   if (!run_dir) return G2Z_OK;
@@ -1710,8 +1742,8 @@ static g2z_status g2zr_check_val(g2z_run *run) {
   G2Z_TRY(g2zr_agree(run, status));
   G2Z_TRY(g2zr_first(run, counted, &counted));
   if (counted) return G2Z_OK;
-  const char *remedy = steps < run->val->steps_per_epoch ? "raise --val-steps or --max-val-steps"
-                       : "give --val shards whose tokens are not all masked";
+  const char *remedy = "give --val shards whose tokens are not all masked";
+  if (steps < run->val->steps_per_epoch) remedy = "raise --val-steps or --max-val-steps";
   return g2zr_agree(run, g2z_fail(run->services, G2Z_BAD_ARGUMENT, "no token of the first %" PRId64
                                   " validation batch%s counts: %s", steps, steps == 1 ? "" : "es",
                                   remedy));
@@ -2344,11 +2376,12 @@ static double g2zr_peak_flops(const char *name, g2z_dtype dtype) {
       {"|NVIDIA L4", 121, 60, 30.3},
       {"|Tesla T4", 65, NAN, 8.1},
   };
-  for (size_t i = 0; i < G2Z_COUNT(known); i++)
-    if (g2z_word_find(known[i].names, name, strlen(name)) >= 0)
-      return 1e12 * (dtype == G2Z_FP32   ? known[i].single
-                     : dtype == G2Z_TF32 ? known[i].tf32
-                                         : known[i].half);
+  for (size_t i = 0; i < G2Z_COUNT(known); i++) {
+    if (g2z_word_find(known[i].names, name, strlen(name)) < 0) continue;
+    if (dtype == G2Z_FP32) return 1e12 * known[i].single;
+    if (dtype == G2Z_TF32) return 1e12 * known[i].tf32;
+    return 1e12 * known[i].half;
+  }
   return NAN;
 }
 
@@ -2406,18 +2439,20 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_eve
   event->kind = G2Z_RUN_STEP;
   event->tokens_per_second = (double)tokens / smooth_s;
   event->eta_seconds = (double)(run->steps - m->step) * (smooth_s + sum->pause_s / (double)m->step);
-  char scale[64] = "", skipped[48] = "skipped";
+  char scale[64] = "", skipped[64] = "";
+  const char *comma = " | ";
+  if (run->config.train.dtype == G2Z_FP16) {
+    snprintf(scale, sizeof scale, " | scale %.0f", m->loss_scale);
+    comma = ", ";
+  }
   if (m->skipped == 2)
-    snprintf(skipped, sizeof skipped, "spike %" PRId64 ", skipped", report->spikes);
-  else if (!counts)
-    snprintf(skipped, sizeof skipped, "no token counts: skipped");
-  if (run->config.train.dtype == G2Z_FP16)
-    snprintf(scale, sizeof scale, " | scale %.0f%s%s", m->loss_scale, m->skipped ? ", " : "",
-             m->skipped ? skipped : "");
-  else if (m->skipped) snprintf(scale, sizeof scale, " | %s", skipped);
+    snprintf(skipped, sizeof skipped, "%sspike %" PRId64 ", skipped", comma, report->spikes);
+  else if (m->skipped && !counts)
+    snprintf(skipped, sizeof skipped, "%sno token counts: skipped", comma);
+  else if (m->skipped) snprintf(skipped, sizeof skipped, "%sskipped", comma);
   g2zr_line(run, "step %" PRId64 "/%" PRId64 " | loss %.4f | eta %s | %.0f tok/s | lr %.2e | norm "
-            "%.3f%s", m->step, run->steps, m->loss, g2zr_duration(event->eta_seconds).text,
-            event->tokens_per_second, m->lr, m->grad_norm, scale);
+            "%.3f%s%s", m->step, run->steps, m->loss, g2zr_duration(event->eta_seconds).text,
+            event->tokens_per_second, m->lr, m->grad_norm, scale, skipped);
   g2zr_log(run, run->line);
   if (report->clamped_inputs + report->clamped_weights > 0 && !m->skipped && !run->clamped &&
       run->context->rank == 0) {
@@ -2446,9 +2481,10 @@ static g2z_status g2zr_save_state(g2z_run *run, const char *path) {
  * one that the link best names, and those from before the run became unsound. A checkpoint is first
  * renamed to .partial, so that a half removed one is not taken for a checkpoint. */
 static void g2zr_prune(g2z_run *run) {
-  int64_t linked, old = run->config.keep > 0 && run->metrics.file >= 0 ? run->step : -1;
+  int64_t linked, old = run->step;
   int other;
-  for (int i = 1; old >= 0; i++) {
+  if (run->config.keep <= 0 || run->metrics.file < 0) return;
+  for (int i = 1;; i++) {
     g2z_status status = g2zr_linked(run, &linked, &other);
     if (status == G2Z_OK) status = g2zr_latest(run, "", old, &old);
     if (status != G2Z_OK) { /* the run can continue */
@@ -2555,7 +2591,7 @@ static void g2zr_settle_epoch(g2z_run *run) {
 
 /* Reports the stop, after the state was saved. Any rank may have received the signal. */
 static g2z_status g2zr_stop(g2z_run *run) {
-  char name[32], text[1400];
+  char name[32], by[40] = "", text[G2ZR_COMMAND_BYTES];
   G2Z_TRY(g2zr_first(run, __atomic_load_n(&run->stop_signal, __ATOMIC_RELAXED),
                      &run->stop_signal));
   g2zr_settle_epoch(run);
@@ -2564,11 +2600,13 @@ static g2z_status g2zr_stop(g2z_run *run) {
   if (run->log.file >= 0) status = g2zr_write_artifacts(run);
   G2Z_TRY(g2zr_agree(run, status));
   const char *signal = g2zr_signal_text(run->stop_signal, name);
-  const int saved = run->saved == run->step;
-  g2zr_line(run, "stopped after step %" PRId64 " of %" PRId64 "%s%s, %s%s", run->step, run->steps,
-            signal ? " by " : "", signal ? signal : "", saved ? "saved. To continue: " : "not "
-            "saved, since there is no --run-dir", saved ?
-            g2zr_command(run, 0, "--resume", "latest", text) : "");
+  if (signal) snprintf(by, sizeof by, " by %s", signal);
+  if (run->saved == run->step)
+    g2zr_line(run, "stopped after step %" PRId64 " of %" PRId64 "%s, saved. To continue: %s",
+              run->step, run->steps, by, g2zr_command(run, 0, "--resume", "latest", text));
+  else
+    g2zr_line(run, "stopped after step %" PRId64 " of %" PRId64 "%s, not saved, since there is no "
+              "--run-dir", run->step, run->steps, by);
   return G2Z_OK;
 }
 
@@ -2582,9 +2620,10 @@ static void g2zr_will_stop(g2z_run *run) {
 static void g2zr_share(void *user, double share) {
   const g2z_run *run = (const g2z_run *)user;
   const g2z_run_config *config = &run->config;
-  if (run->context->rank == 0 && config->progress)
-    config->progress(config->progress_user, run->due & G2ZR_DUE_VALIDATION ? "validation" :
-                     config->eval.text[run->evaluated], share);
+  const char *name = "validation";
+  if (run->context->rank != 0 || !config->progress) return;
+  if (!(run->due & G2ZR_DUE_VALIDATION)) name = config->eval.text[run->evaluated];
+  config->progress(config->progress_user, name, share);
 }
 
 static g2z_status g2zr_validate(g2z_run *run, g2z_run_event *event) {
@@ -2627,8 +2666,9 @@ static g2z_status g2zr_validate(g2z_run *run, g2z_run_event *event) {
   event->val_loss = loss;
   const double perplexity = exp(loss);
   char note[64] = "", shown[32];
-  snprintf(shown, sizeof shown, perplexity < 1000 ? "%.2f" : perplexity < 1e6 ? "%.0f" : "%.3g",
-           perplexity);
+  if (perplexity < 1000) snprintf(shown, sizeof shown, "%.2f", perplexity);
+  else if (perplexity < 1e6) snprintf(shown, sizeof shown, "%.0f", perplexity);
+  else snprintf(shown, sizeof shown, "%.3g", perplexity);
   if (reached) snprintf(note, sizeof note, " | reaches the target of %g", sum->target_loss);
   g2zr_line(run, "step %" PRId64 "/%" PRId64 " | val loss %.4f | perplexity %s%s", run->step,
             run->steps, loss, shown, note);
@@ -2636,10 +2676,14 @@ static g2z_status g2zr_validate(g2z_run *run, g2z_run_event *event) {
                                 {"val_ms", seconds * 1e3},
                                 {"val_bits_per_byte", g2zr_bits_per_byte(run, loss)},
                                 {"target_seconds", target.wall_s}};
+  int count = 3;
   char last[128];
-  snprintf(last, sizeof last, ", \"val_set\": \"%s\"%s", run->measure.set,
-           reached ? ", \"target\": true" : "");
-  g2zr_put_line(run, values, reached ? 4 : 3, last);
+  const int used = snprintf(last, sizeof last, ", \"val_set\": \"%s\"", run->measure.set);
+  if (reached) {
+    count++;
+    snprintf(last + used, sizeof last - (size_t)used, ", \"target\": true");
+  }
+  g2zr_put_line(run, values, count, last);
   g2zr_log(run, run->line);
   if (config->patience > 0 && sum->stale >= config->patience &&
       !(run->due & G2ZR_DUE_FINISH)) {
@@ -2650,17 +2694,24 @@ static g2z_status g2zr_validate(g2z_run *run, g2z_run_event *event) {
   return G2Z_OK;
 }
 
+/* The last part of a path. */
+static const char *g2zr_file_name(const char *path) {
+  const char *slash = strrchr(path, '/');
+  return slash ? slash + 1 : path;
+}
+
 /* Scores the next file of --eval. */
 static g2z_status g2zr_evaluate(g2z_run *run, g2z_run_event *event) {
   const int file = run->evaluated, files = run->config.eval.count;
-  const char *path = run->config.eval.text[file], *slash = strrchr(path, '/');
-  const char *name = slash ? slash + 1 : path; /* at most NAME_MAX bytes, since it was opened */
+  const char *path = run->config.eval.text[file];
+  const char *name = g2zr_file_name(path); /* at most NAME_MAX bytes, since it was opened */
   int alike = 0; /* number of files of this name; two curves need the path */
-  for (int i = 0; i < files; i++) {
-    const char *other = run->config.eval.text[i], *begin = strrchr(other, '/');
-    alike += strcmp(begin ? begin + 1 : other, name) == 0;
+  for (int i = 0; i < files; i++)
+    alike += strcmp(g2zr_file_name(run->config.eval.text[i]), name) == 0;
+  if (alike > 1) {
+    name = path;
+    if (strlen(path) > NAME_MAX) name += strlen(path) - NAME_MAX;
   }
-  if (alike > 1) name = strlen(path) > NAME_MAX ? path + strlen(path) - NAME_MAX : path;
   char text[200], word[G2Z_JSON_WORD(NAME_MAX)], member[sizeof word + 32];
   double begin = g2z_seconds();
   g2z_eval eval;
@@ -2802,7 +2853,7 @@ static void g2zr_say_use(g2z_run *run, const char *weights) {
 /* Prints the command that trains further: twice as long, or from the weights. */
 static void g2zr_say_further(g2z_run *run) {
   const char *weights = run->config.save_weights;
-  char more[64], twice[24], text[1400];
+  char more[64], twice[24], text[G2ZR_COMMAND_BYTES];
   int64_t length;
   const char *flag = g2zr_length(run, &length);
   if (run->impatient) {
@@ -2867,8 +2918,12 @@ static g2z_status g2zr_due(g2z_run *run, g2z_run_event *event, int *shown) {
   *shown = !(now & (G2ZR_DUE_EPOCH_END | G2ZR_DUE_WEIGHTS | G2ZR_DUE_BEST));
   event->line = run->line;
   switch (now) {
-    case G2ZR_DUE_VALIDATION: G2Z_TRY(g2zr_validate(run, event)); break;
-    case G2ZR_DUE_EVALUATION: G2Z_TRY(g2zr_evaluate(run, event)); break;
+    case G2ZR_DUE_VALIDATION:
+      G2Z_TRY(g2zr_validate(run, event));
+      break;
+    case G2ZR_DUE_EVALUATION:
+      G2Z_TRY(g2zr_evaluate(run, event));
+      break;
     case G2ZR_DUE_SAMPLE:
       G2Z_TRY(g2zr_write_sample(run, event));
       event->line = run->sample;
@@ -2882,9 +2937,15 @@ static g2z_status g2zr_due(g2z_run *run, g2z_run_event *event, int *shown) {
       if (!(run->due & G2ZR_DUE_FINISH)) G2Z_TRY(g2zr_begin_epoch(run, epoch->index + 1));
       break;
     }
-    case G2ZR_DUE_SAVE: G2Z_TRY(g2zr_save(run, event)); break;
-    case G2ZR_DUE_WEIGHTS: G2Z_TRY(g2zr_save_weights(run, run->config.save_weights)); break;
-    case G2ZR_DUE_BEST: g2zr_link_best(run); break;
+    case G2ZR_DUE_SAVE:
+      G2Z_TRY(g2zr_save(run, event));
+      break;
+    case G2ZR_DUE_WEIGHTS:
+      G2Z_TRY(g2zr_save_weights(run, run->config.save_weights));
+      break;
+    case G2ZR_DUE_BEST:
+      g2zr_link_best(run);
+      break;
     case G2ZR_DUE_STOP:
       if (!run->finished) G2Z_TRY(g2zr_stop(run));
       run->finished = 1;

@@ -26,8 +26,6 @@ all                              -    -      -      81     -
 gpt2_zero.h                     50   21     17       -     0
 gpt2_zero_kernels.cuh           40    4     33       -     0
 bench.cu                        55    0      0       -     0
-train.cu                        50    0      0       -     0
-extras/g2z_run.h                60    6      1       -     0
 extras/g2z_text.h               50    0      0       -     0
 tests/base.h                    30    7      2       -     0
 tests/bench.h                   30    3      0       -     0
