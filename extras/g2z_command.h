@@ -83,7 +83,9 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
                                           g2z_context_config *context);
 
 /* Meets the other ranks and opens the run. With --nccl-logs, NCCL logs into the run directory. All
- * ranks use rank 0's directory: its name may contain the time. */
+ * ranks use rank 0's directory: its name may contain the time. The caller frees *run, then *context,
+ * also after a failure, but prints its sentence first: ranks wait for each other in
+ * g2z_context_free, and a rank that failed alone may be ended there. Both may be NULL. */
 G2Z_API g2z_status g2z_run_launch(g2z_run_options *options, const g2z_context_config *config,
                                   g2z_context **context, g2z_run **run);
 /* For an on_fault: writes this rank's flight recorder, and RUN_FAILED.json unless another rank is
@@ -863,12 +865,8 @@ G2Z_API g2z_status g2z_run_launch(g2z_run_options *o, const g2z_context_config *
   *run = NULL;
   G2Z_TRY(g2z_context_create(config, context));
   g2z_status status = g2zc_open_run(o, config, *context, run);
-  if (status == G2Z_OK) return G2Z_OK;
-  g2z_run_free(*run);
-  g2z_context_free(*context);
-  if (o->nccl_logs) rmdir(o->run.run_dir); /* made for NCCL; only if it is empty */
-  *run = NULL;
-  *context = NULL;
+  if (status != G2Z_OK && o->nccl_logs)
+    rmdir(o->run.run_dir); /* made for NCCL; only if it is empty */
   return status;
 }
 

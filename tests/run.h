@@ -246,6 +246,19 @@ static void test_run_refusals(g2z_test *t) {
   s.config.train.model.vocab = 230; /* a run without samples needs no tokenizer */
   CHECK_OK(t, test_run_all(t, &s.config, &seen));
   CHECK(t, seen.done && seen.samples == 0);
+
+  /* A launch that fails leaves the context to its caller, who prints why before he frees it: there,
+   * ranks wait for each other. */
+  g2z_run_options options = g2z_run_options_default();
+  g2z_context_config place = g2z_context_config_default(&t->services);
+  g2z_context *context;
+  g2z_run *run;
+  place.device = G2Z_DEVICE_CPU;
+  options.run = s.config;
+  options.run.val_every = -1;
+  CHECK_BAD(t, g2z_run_launch(&options, &place, &context, &run), "val_every=-1");
+  CHECK(t, context && !run);
+  g2z_context_free(context);
 }
 
 /* The disk fills during a run: the error names the run's directory, and the run does not claim to
