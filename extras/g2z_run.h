@@ -159,7 +159,7 @@ G2Z_API g2z_status g2z_lock_directory(g2z_services *services, const char *path, 
 /* Catches SIGTERM, SIGINT, SIGUSR1 and SIGHUP. After the first signal the run saves and ends; a
  * second one ends the program at once. Ctrl-C may arrive twice, from the terminal and from the
  * launcher: two signals within half a second count as one. run NULL: from now on the first signal
- * ends the program. */
+ * ends the program. If the run is done, only a second one does: its exit code is 0. */
 G2Z_API void g2z_run_catch_signals(g2z_run *run);
 #ifdef __cplusplus
 }
@@ -3026,20 +3026,23 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
 /* ----- signals ----- */
 
 static g2z_run *g2zr_running;         /* NULL: there is nothing to save */
+static int g2zr_done;                 /* 1: the run that g2zr_running named has ended, complete */
 static double g2zr_asked_at;          /* g2z_seconds() of the first signal; 0: none yet */
 
 static void g2zr_on_signal(int number) {
   const double now = g2z_seconds();
   g2z_run *run = __atomic_load_n(&g2zr_running, __ATOMIC_RELAXED);
   if (g2zr_asked_at > 0 && now - g2zr_asked_at < 0.5) return;
-  if (g2zr_asked_at > 0 || !run) _exit(128 + number);
+  if (g2zr_asked_at > 0 || !(run || g2zr_done)) _exit(128 + number);
   g2zr_asked_at = now;
-  g2z_run_request_stop(run, number);
+  if (run) g2z_run_request_stop(run, number);
 }
 
 /* SIGHUP comes when a terminal closes; under nohup it is ignored and stays so. */
 G2Z_API void g2z_run_catch_signals(g2z_run *run) {
+  const g2z_run *last = g2zr_running;
   struct sigaction action, before;
+  g2zr_done = !run && last && last->finished && !(last->due & G2ZR_DUE_STOP);
   memset(&action, 0, sizeof action);
   action.sa_handler = g2zr_on_signal;
   action.sa_flags = SA_RESTART;

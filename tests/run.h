@@ -1685,6 +1685,27 @@ static void test_run_stop(g2z_test *t) {
     SAME(t, "a/step-000008", test_text("%s/step-000008", name));
     SAME(t, "a/weights", test_text("%s/weights", name));
   }
+
+  /* A signal that comes when the run is done does not change its exit code. */
+  for (int done = 0; done < 2; done++) {
+    g2z_run_event event;
+    g2z_run *run;
+    int ended = -1;
+    b = test_run_saves(t, done ? "done" : "failed");
+    CHECK_OK(t, test_run_open(t, &b.config, &run));
+    do CHECK_OK(t, g2z_run_next(run, &event));
+    while (done && event.kind != G2Z_RUN_DONE);
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+      g2z_run_catch_signals(run);
+      g2z_run_catch_signals(NULL);
+      raise(SIGTERM);
+      _exit(0);
+    }
+    CHECK(t, waitpid(child, &ended, 0) == child && WIFEXITED(ended));
+    CHECK(t, WEXITSTATUS(ended) == (done ? 0 : 128 + SIGTERM));
+  }
 }
 
 /* Two runs end alike: all lines of metrics.jsonl, the summary, and the last checkpoint's note,
