@@ -235,7 +235,7 @@ typedef struct g2zr_field {          /* a member of one of the next three struct
   X(due, WHOLE)           /* saved: work left to do after the step, */                            \
   X(evaluated, WHOLE)     /* and the number of --eval files scored by then */                     \
   X(val_data, WHOLE)      /* what `low` was measured over: g2zr_val_data, */                      \
-  X(val_tokens, WHOLE)    /* and a limit of the targets; 0: there was no validation */            \
+  X(val_tokens, WHOLE)    /* and the number of targets; 0: there was no validation */             \
   X(stale, WHOLE)         /* number of validations since the last of `low` */                     \
   X(target_loss, REAL)    /* 0: none */
 typedef struct g2zr_totals {
@@ -360,7 +360,7 @@ struct g2z_run {
   int clamped;                       /* 1: rank 0 has warned of numbers that 8 bits clamped */
   double recent[G2ZR_RECENT];        /* losses of the last steps, the newest first; skipped steps
                                       * count, but not steps without a token that counts */
-  int64_t val_steps, val_tokens;     /* of one validation: batches, and a limit of its targets */
+  int64_t val_steps, val_tokens;     /* of one validation: batches of a rank, targets of all ranks */
   struct {                           /* rank 0 counts what a validation measures its loss over */
     int64_t tokens, bytes;           /* targets, and bytes of their text; bytes 0: not known */
     uint32_t text;                   /* CRC-32C of that text */
@@ -435,13 +435,27 @@ static g2z_status g2zr_agree(g2z_run *run, g2z_status status) {
   return g2z_ranks_agree(run->context->ranks, status);
 }
 
+/* Gathers `mine` of every rank. The caller releases *all. */
+static g2z_status g2zr_gather(g2z_run *run, int64_t mine, int64_t **all) {
+  G2Z_TRY(g2zr_agree(run, G2Z_NEW(run->services, (size_t)run->context->world, all)));
+  return g2z_ranks_all_gather(run->context->ranks, &mine, sizeof mine, *all);
+}
+
 /* *value becomes the same on all ranks: `mine` of the first rank where that is not 0. */
 static g2z_status g2zr_first(g2z_run *run, int64_t mine, int64_t *value) {
-  int64_t *all;
-  G2Z_TRY(g2zr_agree(run, G2Z_NEW(run->services, (size_t)run->context->world, &all)));
-  g2z_status status = g2z_ranks_all_gather(run->context->ranks, &mine, sizeof mine, all);
-  for (int rank = run->context->world - 1; rank >= 0; rank--)
+  int64_t *all = NULL;
+  g2z_status status = g2zr_gather(run, mine, &all);
+  for (int rank = run->context->world - 1; rank >= 0 && status == G2Z_OK; rank--)
     if (all[rank]) *value = all[rank];
+  g2z_release(run->services, all);
+  return status;
+}
+
+static g2z_status g2zr_sum(g2z_run *run, int64_t mine, int64_t *sum) {
+  int64_t *all = NULL;
+  g2z_status status = g2zr_gather(run, mine, &all);
+  *sum = 0;
+  for (int rank = 0; rank < run->context->world && status == G2Z_OK; rank++) *sum += all[rank];
   g2z_release(run->services, all);
   return status;
 }
@@ -1551,10 +1565,6 @@ static g2z_status g2zr_open_val(g2z_run *run, g2z_loader_config loader) {
     run->val_steps = config->val_steps;
   if (config->max_val_steps > 0 && run->val_steps > config->max_val_steps)
     run->val_steps = config->max_val_steps;
-  int64_t sequences = run->val_steps * loader.batch * run->context->world;
-  if (sequences > run->val->sequences) sequences = run->val->sequences;
-  run->val_tokens = sequences * loader.seq;
-  if (run->val_tokens >= run->val->tokens) run->val_tokens = run->val->tokens - 1;
   if (run->context->rank == 0 && config->run_dir) G2Z_TRY(g2zr_measure(run, loader));
   return G2Z_OK;
 }
@@ -1728,8 +1738,8 @@ static g2z_status g2zr_check_directory(g2z_run *run) {
              run->resumed, latest, g2zr_command(run, 0, "--resume", "latest", text));
 }
 
-/* Refuses a validation without a target that counts, and through the loader one with a token that
- * the model lacks: now, not after hours of training. */
+/* Counts the targets of a validation. Refuses one without any, and through the loader one with a
+ * token that the model lacks: now, not after hours of training. */
 static g2z_status g2zr_check_val(g2z_run *run) {
   const int64_t tokens = run->val->rows * run->config.train.seq, steps = run->val_steps;
   int64_t counted = 0;
@@ -1740,8 +1750,8 @@ static g2z_status g2zr_check_val(g2z_run *run) {
     for (int64_t i = 0; i < tokens && status == G2Z_OK; i++) counted += y[i] >= 0;
   }
   G2Z_TRY(g2zr_agree(run, status));
-  G2Z_TRY(g2zr_first(run, counted, &counted));
-  if (counted) return G2Z_OK;
+  G2Z_TRY(g2zr_sum(run, counted, &run->val_tokens));
+  if (run->val_tokens) return G2Z_OK;
   const char *remedy = "give --val shards whose tokens are not all masked";
   if (steps < run->val->steps_per_epoch) remedy = "raise --val-steps or --max-val-steps";
   return g2zr_agree(run, g2z_fail(run->services, G2Z_BAD_ARGUMENT, "no token of the first %" PRId64
@@ -2021,7 +2031,7 @@ static void g2zr_introduce(g2z_run *run) {
               (double)optimizer->lr, run->steps);
   }
   if (run->val)
-    G2ZR_SAY(run, "validation: %" PRId64 " batch%s, up to %" PRId64 " token%s", run->val_steps,
+    G2ZR_SAY(run, "validation: %" PRId64 " batch%s, %" PRId64 " token%s", run->val_steps,
              run->val_steps == 1 ? "" : "es", run->val_tokens, G2Z_PLURAL(run->val_tokens));
   const g2zr_low best = g2zr_best(run);
   if (run->val && run->low_count > 0 && !g2zr_same_tokens(run))

@@ -103,6 +103,15 @@ static void test_run_length(g2z_test *t) {
   seen = test_run_well(t, &s);
   CHECK(t, seen.val_loss == 0 && !strstr(test_read(t, "zero/metrics.jsonl"), "target"));
   CHECK_HAS(t, test_read(t, "zero/training_metrics.json"), "\"target_step\": null");
+
+  /* The first token of each shard is no target. */
+  s = test_run_prepare(t, "two");
+  test_run_shard(t, "two_val_0.bin", 20);
+  test_run_shard(t, "two_val_1.bin", 23);
+  s.config.val_glob = test_kept(t, test_path(t, "two_val_*.bin"));
+  test_run_well(t, &s);
+  CHECK_HAS(t, test_read(t, "two/train.log"), "validation: 1 batch, 41 tokens\n");
+  CHECK_HAS(t, test_read(t, "two/training_metrics.json"), "\"tokens\": 41,");
 }
 
 /* A step in which no token counts has no loss and no weight in the epoch's mean. The learning rate
@@ -2134,7 +2143,7 @@ static void test_train_best_honest(g2z_test *t) {
        "warning: the validation tokens changed since the checkpoint", "not kept",
        LINKS("h4", "8") " && grep '_tokens\": \"32\"' h4/step-000012/note.json"},
       {"true", "--keep-best", "--keep-best", 2, 0, "h5/best, of step ", "tokens changed",
-       "grep 'up to 499 tokens' h5/train.log && grep '_tokens\": \"499\"' h5/best/note.json"},
+       "grep ', 499 tokens' h5/train.log && grep '_tokens\": \"499\"' h5/best/note.json"},
       {"true", "", "--keep-best --val-every 8", 1, 0,
        "warning: the only validation is after the last step", "not kept", LINKS("h6", "8")},
       {"true", "", "--keep-best --val-every 2", 1, 0, "h7/best, of step 8", "not kept",
