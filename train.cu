@@ -19,8 +19,8 @@
 typedef struct program {
   g2z_run_options options;
   g2z_context_config context;
-  g2z_context *open; /* of the training, */
-  g2z_run *run;      /* and its run, until main has printed why it ended */
+  g2z_context *open; /* of the training */
+  g2z_run *run;      /* main frees both after it has printed why the run ended */
   int meets;         /* 1: the ranks meet. Until then, all ranks of a host fail alike */
 } program;
 
@@ -119,8 +119,8 @@ static void print_error(const g2z_place *place, const char *library_sentence) {
 
 /* ----- faults: another rank died or hangs -------------------------------- */
 
-/* Reports the fault and ends the process. Runs in a thread of the library: other threads may wait
- * for ever inside a collective. */
+/* Reports the fault and ends the process. It runs in a thread of the library, because other threads
+ * may wait for ever inside a collective. */
 static void on_fault(void *user, const g2z_fault *fault) {
   const program *p = (const program *)user;
   const g2z_place *place = &p->context.ranks.place;

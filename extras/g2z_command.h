@@ -83,14 +83,14 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
                                           g2z_context_config *context);
 
 /* Meets the other ranks and opens the run. With --nccl-logs, NCCL logs into the run directory. All
- * ranks use rank 0's directory: its name may contain the time. The caller frees *run, then *context,
- * also after a failure, but prints its sentence first: ranks wait for each other in
+ * ranks use rank 0's directory: its name may contain the time. The caller frees *run, then
+ * *context, also after a failure, but prints its sentence first: ranks wait for each other in
  * g2z_context_free, and a rank that failed alone may be ended there. Both may be NULL. */
 G2Z_API g2z_status g2z_run_launch(g2z_run_options *options, const g2z_context_config *config,
                                   g2z_context **context, g2z_run **run);
 /* For an on_fault: writes this rank's flight recorder, and RUN_FAILED.json unless another rank is
- * writing it. Before all ranks have met it writes nothing: there is no directory yet. `hint` becomes
- * the command that continues the run, or "" without a run directory. */
+ * writing it. Before all ranks have met it writes nothing: there is no directory yet. `hint`
+ * becomes the command that continues the run, or "" without a run directory. */
 #define G2Z_RUN_HINT_BYTES 1400
 G2Z_API void g2z_run_write_fault(const g2z_run_options *options, const g2z_fault *fault,
                                  char hint[G2Z_RUN_HINT_BYTES]);
@@ -482,8 +482,8 @@ G2Z_API g2z_status g2z_run_options_spawn(g2z_services *services, const g2z_run_o
   /* Check here, so that a bad setting fails once and not on every rank. */
   g2z_run_options checked = *o;
   g2z_context_config context = g2z_context_config_default(services);
-  if (o->device < 0) checked.device = (int)context.device; /* rank 0 reports a missing GPU */
-  checked.run.train.fp8 = G2Z_FP8_NONE;                    /* and one that lacks fp8 */
+  if (o->device < 0) checked.device = (int)context.device; /* rank 0 reports a missing GPU, */
+  checked.run.train.fp8 = G2Z_FP8_NONE;                    /* and a GPU without fp8 */
   G2Z_TRY(g2z_run_options_settle(services, &checked, &context));
   return g2z_ranks_spawn(services, ranks, argv, is_parent, code);
 }
@@ -499,8 +499,8 @@ static g2z_status g2zc_read_vocab(g2z_services *services, const char *path, uint
   return G2Z_OK;
 }
 
-/* Refuses files that no program would have named as shards, and names the command that renames them
- * or makes shards of them. */
+/* Refuses files whose names do not end in .bin, as the names of shards do. The error has the
+ * command that renames the file, or makes shards of it. */
 static g2z_status g2zc_check_shards(g2z_services *services, const g2z_run_options *o,
                                     const char *flag, const char *given) {
   const char *vocab = o->run.vocab, *how = "";
@@ -672,7 +672,7 @@ static void g2zc_settle_ranks(const g2z_run_options *o, g2z_ranks_config *ranks)
     place->world = started;
     place->local_world = started;
   }
-  if (started || !o->run.train.train_glob) place->unstarted = 0; /* none are missing */
+  if (started || !o->run.train.train_glob) place->unstarted = 0; /* Slurm's tasks are not needed */
   if (o->run_id) snprintf(place->job, sizeof place->job, "%s", o->run_id);
   ranks->join_s = o->join_timeout;
   ranks->silence_s = o->silence_timeout;
@@ -891,7 +891,7 @@ static void g2zc_put_failure(void *user, g2z_json_out *out) {
   g2z_json_put_string(out, "flight_recorder", of->flight);
 }
 
-/* How to continue the run, from its last checkpoint or from the start. */
+/* Writes the command that continues the run after its last checkpoint, or starts it again. */
 static void g2zc_hint(const g2z_run_config *run, char hint[G2Z_RUN_HINT_BYTES]) {
   char word[1200];
   int saved = 0;
@@ -931,7 +931,7 @@ static void g2zc_on_alarm(int number) {
   _exit(G2Z_EXIT_LOST);
 }
 
-/* The library's threads block the signal, so the calling thread receives it. */
+/* The library's threads block all signals, so the calling thread unblocks this one. */
 G2Z_API void g2z_run_end_within(unsigned seconds) {
   sigset_t alarms;
   signal(SIGALRM, g2zc_on_alarm);
@@ -968,7 +968,7 @@ static g2z_status g2zc_write(const g2zc_use *use, const char *prompt) {
   return status;
 }
 
-/* Continues each line of standard input. On a terminal, asks for them. */
+/* Continues each line of standard input as a prompt. On a terminal, asks for each. */
 static g2z_status g2zc_converse(const g2zc_use *use) {
   const int asks = isatty(STDIN_FILENO);
   g2z_status status = G2Z_OK;

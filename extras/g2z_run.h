@@ -360,7 +360,7 @@ struct g2z_run {
   int clamped;                       /* 1: rank 0 has warned of numbers that 8 bits clamped */
   double recent[G2ZR_RECENT];        /* losses of the last steps, the newest first; skipped steps
                                       * count, but not steps without a token that counts */
-  int64_t val_steps, val_tokens;     /* of one validation: batches of a rank, targets of all ranks */
+  int64_t val_steps, val_tokens;     /* of one validation: batches of a rank, targets of all */
   struct {                           /* rank 0 counts what a validation measures its loss over */
     int64_t tokens, bytes;           /* targets, and bytes of their text; bytes 0: not known */
     uint32_t text;                   /* CRC-32C of that text */
@@ -612,8 +612,8 @@ typedef struct g2zr_number {
   double value;                      /* not finite: null in the file */
 } g2zr_number;
 
-/* Rank 0: a line of metrics.jsonl, and its numbers for TensorBoard: step, tokens, `numbers`, then
- * `last`, which has more members as text. */
+/* Rank 0: writes a line of metrics.jsonl, and its numbers for TensorBoard. The line has step,
+ * tokens, `numbers`, then `last`: more members as text, which begins with a comma. */
 static void g2zr_put_line(g2z_run *run, const g2zr_number *numbers, int count, const char *last) {
   char line[2048], text[40];
   g2z_status status = G2Z_OK;
@@ -689,7 +689,7 @@ static void g2zr_put_epoch(const g2z_run *run, g2z_json_out *out, const g2zr_epo
     g2z_device_memory(run->services, plan->device, &free_bytes, &total_bytes);
     planned = (int64_t)plan->bytes_total;
     used = (int64_t)(total_bytes - free_bytes);
-    g2z_plan *other; /* rank 1's: all ranks except 0 have plans of equal size */
+    g2z_plan *other; /* rank 1's plan; all ranks except 0 have plans of equal size */
     if (plan->world == 1) all = planned;
     else if (g2z_plan_create(run->services, &run->trainer->config, plan->device, 1, plan->world,
                              plan->local_world, &other) == G2Z_OK) {
@@ -743,8 +743,8 @@ static double g2zr_recent_loss(const g2z_run *run) {
   return sum / (double)run->sum.losses;
 }
 
-/* 1 if the recent losses are worse than the loss of guessing (all tokens equally likely) by the
- * margin that g2zr_save uses. */
+/* 1 if the recent losses are worse than the loss of guessing, which takes all tokens as equally
+ * likely, by the margin that g2zr_weigh uses. */
 static int g2zr_diverged(const g2z_run *run) {
   const double guessing = log(run->config.train.model.vocab);
   return run->sum.losses > 0 && !(g2zr_recent_loss(run) <= 1.1 * guessing + 0.1);
@@ -1368,18 +1368,18 @@ static g2z_status g2zr_restore(g2z_run *run) {
  * other settings would wait until the watcher ends the job. Range: 0 to `most`; -1: any value. */
 #define G2ZR_SETTING_LIST(X)                                                                      \
   X(epochs, epochs, 1 << 20)                                                                      \
-  X(max_train_steps, max_train_steps, G2Z_RUN_STEPS_MOST)                                            \
+  X(max_train_steps, max_train_steps, G2Z_RUN_STEPS_MOST)                                         \
   X(val, val_glob != NULL, -1)                                                                    \
-  X(max_val_steps, max_val_steps, G2Z_RUN_STEPS_MOST)                                                \
-  X(val_every, val_every, G2Z_RUN_STEPS_MOST)                                                        \
-  X(val_steps, val_steps, G2Z_RUN_STEPS_MOST)                                                        \
-  X(patience, patience, G2Z_RUN_STEPS_MOST)                                                          \
+  X(max_val_steps, max_val_steps, G2Z_RUN_STEPS_MOST)                                             \
+  X(val_every, val_every, G2Z_RUN_STEPS_MOST)                                                     \
+  X(val_steps, val_steps, G2Z_RUN_STEPS_MOST)                                                     \
+  X(patience, patience, G2Z_RUN_STEPS_MOST)                                                       \
   X(keep_best, keep_best, -1)                                                                     \
   X(eval, eval.count, -1)                                                                         \
-  X(eval_every, eval_every, G2Z_RUN_STEPS_MOST)                                                      \
-  X(sample_every, sample_every, G2Z_RUN_STEPS_MOST)                                                  \
+  X(eval_every, eval_every, G2Z_RUN_STEPS_MOST)                                                   \
+  X(sample_every, sample_every, G2Z_RUN_STEPS_MOST)                                               \
   X(run_dir, run_dir != NULL, -1)                                                                 \
-  X(save_every, save_every, G2Z_RUN_STEPS_MOST)                                                      \
+  X(save_every, save_every, G2Z_RUN_STEPS_MOST)                                                   \
   X(save_epochs, save_epochs, -1)                                                                 \
   X(save_weights, save_weights != NULL, -1)                                                       \
   X(vocab, vocab != NULL, -1)                                                                     \
@@ -1530,9 +1530,9 @@ static void g2zr_measure_token(g2z_run *run, int32_t id, int is_target) {
   if (is_target && id != g2z_tokenizer_eot(tokenizer)) run->measure.bytes += (int64_t)bytes;
 }
 
-/* Rank 0: reads what a validation of all ranks reads. The text has the same checksum in every
- * vocabulary: the first input belongs to it, which may be the end-of-text token or the text's first
- * token. */
+/* Rank 0: reads what a validation of all ranks reads. The checksum of the text must be equal in
+ * every vocabulary. So it begins with the first input, which is the end-of-text token or the text's
+ * first token. */
 static g2z_status g2zr_measure(g2z_run *run, g2z_loader_config config) {
   const int32_t *x, *y;
   g2z_loader *loader;
@@ -1569,8 +1569,9 @@ static g2z_status g2zr_open_val(g2z_run *run, g2z_loader_config loader) {
   return G2Z_OK;
 }
 
-/* Shards, tokenizer and model must share a vocabulary. Shards of other programs name none, and pass.
- * Without --vocab, a model with GPT-2's number of tokens takes only shards of GPT-2's vocabulary. */
+/* Shards, tokenizer and model must share a vocabulary. Shards of other programs name none, and
+ * pass. Without --vocab, a model with GPT-2's number of tokens takes only shards of GPT-2's
+ * vocabulary. */
 static g2z_status g2zr_check_vocab(g2z_run *run) {
   const g2z_run_config *config = &run->config;
   const g2z_loader *loaders[] = {run->train, run->val};
@@ -1738,8 +1739,8 @@ static g2z_status g2zr_check_directory(g2z_run *run) {
              run->resumed, latest, g2zr_command(run, 0, "--resume", "latest", text));
 }
 
-/* Counts the targets of a validation. Refuses one without any, and through the loader one with a
- * token that the model lacks: now, not after hours of training. */
+/* Counts the targets of a validation before the training, which may take hours. A validation
+ * without targets is refused; the loader refuses a token that the model lacks. */
 static g2z_status g2zr_check_val(g2z_run *run) {
   const int64_t tokens = run->val->rows * run->config.train.seq, steps = run->val_steps;
   int64_t counted = 0;
@@ -1856,7 +1857,8 @@ static g2z_status g2zr_check_model(g2z_run *run, const char *full_path) {
   return G2Z_OK;
 }
 
-/* Refuses a save_weights whose files would replace others. `home`: run_dir as a full path, or "". */
+/* Refuses a save_weights whose files would replace others. `home`: run_dir as a full path, or
+ * "". */
 static g2z_status g2zr_check_weights(g2z_run *run, const char *home) {
   /* A run directory keeps some names, and all paths below them, for itself: docs/formats.md. */
   static const char *const kept[] = {
@@ -2099,7 +2101,8 @@ static g2z_status g2zr_write_launch(g2z_run *run) {
   if (run->context->rank != 0 || !run_dir) return G2Z_OK;
   G2Z_TRY(g2zr_check_best(run));
   unlink(g2zr_in(run, "RUN_FAILED.json").text);
-  /* A kill leaves .partial files: of ranks that reported a fault, TensorBoard's, the link best. */
+  /* A killed process leaves .partial files: flight recorders, RUN_FAILED.json, TensorBoard's
+   * events, the link best. */
   DIR *directory = opendir(run_dir);
   for (struct dirent *entry; directory && (entry = readdir(directory)) != NULL;) {
     const char *name = entry->d_name, *end = strstr(name, ".partial");
@@ -2114,7 +2117,7 @@ static g2z_status g2zr_write_launch(g2z_run *run) {
                         g2zr_put_launch, run);
 }
 
-/* The last step whose loss is known: trained now, or before the checkpoint was saved. */
+/* Takes the metrics of the last step whose loss is known, which may be the checkpoint's step. */
 static void g2zr_know(g2z_run *run, const g2z_report *report) {
   g2z_metrics *m = &run->known;
   m->step = report->loss_step;
@@ -2175,7 +2178,7 @@ static void g2zr_begin_due(g2z_run *run) {
   run->saved = own ? run->resumed : -1;
   run->step = run->resumed;
   if (own) {
-    run->due = (int)run->sum.due | G2ZR_DUE_BEST; /* a kill may have come before the link was made */
+    run->due = (int)run->sum.due | G2ZR_DUE_BEST; /* a kill may have come before the link */
     run->epoch_ends |= (run->due & G2ZR_DUE_EPOCH_END) != 0;
     if (run->from.note && run->epoch[run->epoch_count - 1].steps == 0)
       run->epoch_ends = 0; /* the saving run had ended it, and begun the next one */
@@ -2193,7 +2196,7 @@ static void g2zr_begin_due(g2z_run *run) {
                    g2zr_same_tokens(run);
   if (run->resume && (run->steps <= run->resumed || run->impatient)) {
     run->due |= end | G2ZR_DUE_WEIGHTS;
-    if (!g2zr_same_tokens(run)) run->due |= G2ZR_DUE_VALIDATION; /* the last one had others */
+    if (!g2zr_same_tokens(run)) run->due |= G2ZR_DUE_VALIDATION; /* of other tokens than before */
   }
   run->due &= g2zr_possible(run);
 }
@@ -2564,7 +2567,7 @@ static g2z_status g2zr_save_weights(g2z_run *run, const char *directory) {
 
 /* Rank 0: makes best a link to the checkpoint of the lowest validation loss, if that was saved. The
  * link names the directory alone, so that a run can be moved. Then removes the earlier best. If the
- * file system has no links, the run goes without: the checkpoint itself stays. noinline: its paths
+ * file system has no links, there is none, but the checkpoint itself stays. noinline: its paths
  * would lie on the stack below all that g2z_run_next calls. */
 static __attribute__((noinline)) void g2zr_link_best(g2z_run *run) {
   const g2z_path best = g2zr_in(run, "best"), partial = g2zr_in(run, "best.partial");
@@ -2900,7 +2903,7 @@ static g2z_status g2zr_complete(g2z_run *run) {
   return status;
 }
 
-/* Checkpoint and weights are already saved, and metrics.jsonl shows at which step this began. */
+/* The last work of a run. Checkpoint and weights are saved already. */
 static g2z_status g2zr_finish(g2z_run *run) {
   const char *weights = run->config.save_weights;
   G2Z_TRY(g2zr_judge(run));
@@ -2941,7 +2944,8 @@ static g2z_status g2zr_due(g2z_run *run, g2z_run_event *event, int *shown) {
     case G2ZR_DUE_EPOCH_END: { /* the next epoch begins unless the run ends */
       const g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
       g2zr_settle_epoch(run);
-      const g2zr_number ended[] = {{"epoch", (double)epoch->index}, {"epoch_ms", epoch->wall_s * 1e3}};
+      const g2zr_number ended[] = {{"epoch", (double)epoch->index},
+                                   {"epoch_ms", epoch->wall_s * 1e3}};
       if (run->epoch_ends) /* if --max-train-steps cuts an epoch, a longer run may continue it */
         g2zr_put_line(run, ended, 2, "");
       if (!(run->due & G2ZR_DUE_FINISH)) G2Z_TRY(g2zr_begin_epoch(run, epoch->index + 1));
@@ -3010,7 +3014,7 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   memset(event, 0, sizeof *event);
   g2z_status status = g2zr_advance(run, event);
   if (status == G2Z_OK) return G2Z_OK;
-  g2zr_failure failure = {G2Z_OK, 0, ""}; /* writing it to train.log may fail, with another one */
+  g2zr_failure failure = {G2Z_OK, 0, ""}; /* a copy: the next calls may fail with other sentences */
   g2zr_note_failure(run, &failure, status);
   /* If a file failed, but no step, a run of one rank saves before it ends. With several ranks the
    * others may not know of the failure yet. */
