@@ -898,22 +898,69 @@ static void g2zr_put_launch(void *user, g2z_json_out *out) {
   g2zr_put_variables(out, "nccl_env", "NCCL_");
 }
 
+static void g2zr_put_training(const g2z_run *run, g2z_json_out *out) {
+  const g2z_run_config *config = &run->config;
+  const g2z_plan *plan = run->trainer->plan;
+  const g2z_loader *loader = run->trainer->loader;
+  char size[96];
+  snprintf(size, sizeof size, "n_layer=%d, n_head=%d, n_embd=%d", plan->model.layers,
+           plan->model.heads, plan->model.channels);
+  G2ZR_OPEN("training_config");
+  G2ZR_TEXT("model_name", config->model_name ? config->model_name : "custom");
+  G2ZR_TEXT("model_size", size);
+  G2ZR_WHOLE("parameters", plan->parameters);
+  G2ZR_WHOLE("seq_len", plan->seq);
+  g2zr_put_hash(out, "vocab_hash", config->train.model.vocab_hash, 16);
+  G2ZR_WHOLE("epochs", (run->steps + run->steps_per_epoch - 1) / run->steps_per_epoch);
+  G2ZR_WHOLE("micro_batch_size_per_gpu", plan->batch);
+  G2ZR_WHOLE("grad_accum_steps", plan->accum);
+  G2ZR_WHOLE("global_batch_size", (int64_t)plan->batch * plan->accum * plan->world);
+  G2ZR_REAL("lr", g2zr_decimal(config->train.optimizer.lr));
+  G2ZR_TEXT("optimizer", g2zr_optimizers[config->train.optimizer.kind]);
+  G2ZR_TEXT("moments", config->train.optimizer.moments_bf16 ? "bf16" : "fp32");
+  G2ZR_TEXT("precision", g2z_dtype_text(plan->dtype));
+  G2ZR_TEXT("fp8", g2zr_fp8[plan->fp8]);
+  g2z_json_put_bool(out, "deepspeed_enabled", 0);
+  G2ZR_WHOLE("zero_stage", plan->zero_stage);
+  G2ZR_TEXT("strategy", g2zr_strategies[plan->strategy]);
+  G2ZR_TEXT("recompute", g2zr_recompute[plan->recompute]);
+  G2ZR_TEXT("dataset_name", run->dataset);
+  G2ZR_OPEN("dataset_subset_sizes");
+  G2ZR_WHOLE("train", loader ? loader->sequences : 0);
+  G2ZR_WHOLE("val", run->val ? run->val->sequences : 0);
+  G2ZR_CLOSE();
+  if (loader && loader->mixed) g2zr_put_mixture(run, out);
+  G2ZR_CLOSE();
+}
+
+static void g2zr_put_summary(const g2z_run *run, g2z_json_out *out) {
+  const double target = g2zr_decimal((float)run->sum.target_loss);
+  const g2zr_low best = g2zr_best(run), reached = g2zr_target(run);
+  G2ZR_OPEN("summary");
+  G2ZR_REAL("total_wall_time_sec", g2zr_wall_s(run));
+  G2ZR_REAL("best_val_loss", best.loss);
+  G2ZR_REAL("best_val_bits_per_byte",
+            g2zr_same_tokens(run) ? g2zr_bits_per_byte(run, best.loss) : NAN);
+  G2ZR_COUNT("best_val_step", best.step);
+  G2ZR_COUNT("early_stop_step", run->impatient ? run->step : -1);
+  G2ZR_REAL("target_loss", target > 0 ? target : NAN);
+  G2ZR_COUNT("target_step", reached.step);
+  G2ZR_COUNT("target_tokens", reached.tokens);
+  G2ZR_REAL("target_seconds", reached.wall_s);
+  G2ZR_REAL("mean_tokens_per_sec_global", g2zr_tokens_per_s(run));
+  G2ZR_CLOSE();
+}
+
 /* training_metrics.json, schema 2.0 (manual: RUN DIRECTORY). */
 static void g2zr_put_artifact(void *user, g2z_json_out *out) {
   const g2z_run *run = (const g2z_run *)user;
   const g2z_run_config *config = &run->config;
-  const g2z_plan *plan = run->trainer->plan;
-  const g2z_loader *loader = run->trainer->loader;
   const g2z_device_info *info = &run->trainer->device->info;
-  const double target = g2zr_decimal((float)run->sum.target_loss);
-  const g2zr_low best = g2zr_best(run), reached = g2zr_target(run);
   const char *cuda = info->runtime[0] ? info->runtime : NULL;
   static const char *const absent[] = {"python_version", "torch_version", "transformers_version",
                                        "deepspeed_version"};
-  char os[2 * sizeof run->host.release], size[96];
+  char os[2 * sizeof run->host.release];
   snprintf(os, sizeof os, "%s %s", run->host.sysname, run->host.release);
-  snprintf(size, sizeof size, "n_layer=%d, n_head=%d, n_embd=%d", plan->model.layers,
-           plan->model.heads, plan->model.channels);
   G2ZR_TEXT("schema_version", "2.0");
   G2ZR_TEXT("run_id", run->id);
   G2ZR_TEXT("timestamp_utc", run->started_utc.text);
@@ -941,32 +988,7 @@ static void g2zr_put_artifact(void *user, g2z_json_out *out) {
     G2ZR_CLOSE();
   }
   G2ZR_CLOSE();
-  G2ZR_OPEN("training_config");
-  G2ZR_TEXT("model_name", config->model_name ? config->model_name : "custom");
-  G2ZR_TEXT("model_size", size);
-  G2ZR_WHOLE("parameters", plan->parameters);
-  G2ZR_WHOLE("seq_len", plan->seq);
-  g2zr_put_hash(out, "vocab_hash", config->train.model.vocab_hash, 16);
-  G2ZR_WHOLE("epochs", (run->steps + run->steps_per_epoch - 1) / run->steps_per_epoch);
-  G2ZR_WHOLE("micro_batch_size_per_gpu", plan->batch);
-  G2ZR_WHOLE("grad_accum_steps", plan->accum);
-  G2ZR_WHOLE("global_batch_size", (int64_t)plan->batch * plan->accum * plan->world);
-  G2ZR_REAL("lr", g2zr_decimal(config->train.optimizer.lr));
-  G2ZR_TEXT("optimizer", g2zr_optimizers[config->train.optimizer.kind]);
-  G2ZR_TEXT("moments", config->train.optimizer.moments_bf16 ? "bf16" : "fp32");
-  G2ZR_TEXT("precision", g2z_dtype_text(plan->dtype));
-  G2ZR_TEXT("fp8", g2zr_fp8[plan->fp8]);
-  g2z_json_put_bool(out, "deepspeed_enabled", 0);
-  G2ZR_WHOLE("zero_stage", plan->zero_stage);
-  G2ZR_TEXT("strategy", g2zr_strategies[plan->strategy]);
-  G2ZR_TEXT("recompute", g2zr_recompute[plan->recompute]);
-  G2ZR_TEXT("dataset_name", run->dataset);
-  G2ZR_OPEN("dataset_subset_sizes");
-  G2ZR_WHOLE("train", loader ? loader->sequences : 0);
-  G2ZR_WHOLE("val", run->val ? run->val->sequences : 0);
-  G2ZR_CLOSE();
-  if (loader && loader->mixed) g2zr_put_mixture(run, out);
-  G2ZR_CLOSE();
+  g2zr_put_training(run, out);
   G2ZR_OPEN("deepspeed_config");
   G2ZR_NONE("path");
   G2ZR_NONE("sha256");
@@ -980,19 +1002,7 @@ static void g2zr_put_artifact(void *user, g2z_json_out *out) {
   for (size_t i = 0; i < run->epoch_count; i++) g2zr_put_epoch(run, out, &run->epoch[i]);
   g2z_json_end(out, ']');
   g2zr_put_validation(run, out);
-  G2ZR_OPEN("summary");
-  G2ZR_REAL("total_wall_time_sec", g2zr_wall_s(run));
-  G2ZR_REAL("best_val_loss", best.loss);
-  G2ZR_REAL("best_val_bits_per_byte",
-            g2zr_same_tokens(run) ? g2zr_bits_per_byte(run, best.loss) : NAN);
-  G2ZR_COUNT("best_val_step", best.step);
-  G2ZR_COUNT("early_stop_step", run->impatient ? run->step : -1);
-  G2ZR_REAL("target_loss", target > 0 ? target : NAN);
-  G2ZR_COUNT("target_step", reached.step);
-  G2ZR_COUNT("target_tokens", reached.tokens);
-  G2ZR_REAL("target_seconds", reached.wall_s);
-  G2ZR_REAL("mean_tokens_per_sec_global", g2zr_tokens_per_s(run));
-  G2ZR_CLOSE();
+  g2zr_put_summary(run, out);
   g2zr_put_ending(run, out);
 }
 
@@ -1978,6 +1988,50 @@ static g2z_status g2zr_check_shared(g2z_run *run) {
   return G2Z_OK;
 }
 
+/* The part of the introduction that only a training has. */
+static void g2zr_introduce_steps(g2z_run *run) {
+  const g2z_plan *plan = run->trainer->plan;
+  const g2z_run_config *c = &run->config;
+  const g2z_loader *loader = run->trainer->loader;
+  if (loader->mixed)
+    G2ZR_SAY(run, "training: %" PRId64 " step%s of a mixture", run->steps,
+             G2Z_PLURAL(run->steps));
+  else
+    G2ZR_SAY(run, "training: %" PRId64 " step%s, %.2f epochs of %" PRId64 " step%s", run->steps,
+             G2Z_PLURAL(run->steps), (double)run->steps / (double)run->steps_per_epoch,
+             run->steps_per_epoch, G2Z_PLURAL(run->steps_per_epoch));
+  for (int k = 0; k < loader->sets && loader->mixed; k++)
+    G2ZR_SAY(run, "mixture: %.2f %% of the sequences from %s, which has %" PRId64 " tokens",
+             100 * loader->set[k].share, loader->set[k].glob, loader->set[k].tokens);
+  G2ZR_SAY(run, "step: batch %d x sequence %d x micro-steps %d x ranks %d = %" PRId64 " tokens",
+           plan->batch, plan->seq, plan->accum, plan->world, loader->global * plan->seq);
+  const g2z_optimizer_config *optimizer = &c->train.optimizer;
+  char last[32] = "";
+  if (optimizer->schedule != G2Z_SCHEDULE_CONSTANT)
+    snprintf(last, sizeof last, " to %g", (double)optimizer->min_lr);
+  G2ZR_SAY(run, "schedule: %s, lr %g%s, %" PRId64 " step%s of warm-up",
+           g2zr_schedules[optimizer->schedule], (double)optimizer->lr, last, optimizer->warmup,
+           G2Z_PLURAL(optimizer->warmup));
+  if (optimizer->skip_spikes > 0)
+    G2ZR_SAY(run, "spikes: skips steps whose gradient norm is %g deviations above its mean",
+             (double)optimizer->skip_spikes);
+  const int64_t every = c->val_every > 0 ? c->val_every : run->steps_per_epoch;
+  if ((c->keep_best || c->patience > 0) && run->resumed < run->steps && every >= run->steps &&
+      run->steps_per_epoch >= run->steps)
+    g2z_log(run->services, G2Z_LOG_WARNING, "the only validation is after the last step, so "
+            "--keep-best and --patience have nothing to compare: add --val-every %" PRId64,
+            1 + run->steps / 10);
+  if (optimizer->warmup > optimizer->steps)
+    g2z_log(run->services, G2Z_LOG_WARNING, "the warm-up of %" PRId64 " steps is longer than the "
+            "run of %" PRId64 ": the learning rate never reaches --lr %g; lower --warmup",
+            optimizer->warmup, optimizer->steps, (double)optimizer->lr);
+  else if (optimizer->warmup > run->steps) /* a part of the schedule, which can be resumed */
+    g2z_log(run->services, G2Z_LOG_WARNING, "--max-train-steps %" PRId64 " ends the run within "
+            "the warm-up of %" PRId64 " steps, before the learning rate reaches --lr %g; for a "
+            "whole training of this length: --steps %" PRId64, run->steps, optimizer->warmup,
+            (double)optimizer->lr, run->steps);
+}
+
 /* Rank 0: prints what the run will do. */
 static void g2zr_introduce(g2z_run *run) {
   const g2z_plan *plan = run->trainer->plan;
@@ -1991,47 +2045,7 @@ static void g2zr_introduce(g2z_run *run) {
   if (from) G2ZR_SAY(run, "weights: from %s", from);
   G2ZR_SAY(run, "device: %s, %s, %.2f GiB in the plan", g2zr_devices[plan->device],
            g2z_dtype_text(plan->dtype), (double)plan->bytes_total / 1073741824.0);
-  if (run->steps > 0) {
-    const g2z_loader *loader = run->trainer->loader;
-    if (loader->mixed)
-      G2ZR_SAY(run, "training: %" PRId64 " step%s of a mixture", run->steps,
-               G2Z_PLURAL(run->steps));
-    else
-      G2ZR_SAY(run, "training: %" PRId64 " step%s, %.2f epochs of %" PRId64 " step%s", run->steps,
-               G2Z_PLURAL(run->steps), (double)run->steps / (double)run->steps_per_epoch,
-               run->steps_per_epoch, G2Z_PLURAL(run->steps_per_epoch));
-    for (int k = 0; k < loader->sets && loader->mixed; k++)
-      G2ZR_SAY(run, "mixture: %.2f %% of the sequences from %s, which has %" PRId64 " tokens",
-               100 * loader->set[k].share, loader->set[k].glob, loader->set[k].tokens);
-    G2ZR_SAY(run, "step: batch %d x sequence %d x micro-steps %d x ranks %d = %" PRId64 " tokens",
-             plan->batch, plan->seq, plan->accum, plan->world, loader->global * plan->seq);
-    const g2z_optimizer_config *optimizer = &train->optimizer;
-    char last[32] = "";
-    if (optimizer->schedule != G2Z_SCHEDULE_CONSTANT)
-      snprintf(last, sizeof last, " to %g", (double)optimizer->min_lr);
-    G2ZR_SAY(run, "schedule: %s, lr %g%s, %" PRId64 " step%s of warm-up",
-             g2zr_schedules[optimizer->schedule], (double)optimizer->lr, last, optimizer->warmup,
-             G2Z_PLURAL(optimizer->warmup));
-    if (optimizer->skip_spikes > 0)
-      G2ZR_SAY(run, "spikes: skips steps whose gradient norm is %g deviations above its mean",
-               (double)optimizer->skip_spikes);
-    const g2z_run_config *c = &run->config;
-    const int64_t every = c->val_every > 0 ? c->val_every : run->steps_per_epoch;
-    if ((c->keep_best || c->patience > 0) && run->resumed < run->steps && every >= run->steps &&
-        run->steps_per_epoch >= run->steps)
-      g2z_log(run->services, G2Z_LOG_WARNING, "the only validation is after the last step, so "
-              "--keep-best and --patience have nothing to compare: add --val-every %" PRId64,
-              1 + run->steps / 10);
-    if (optimizer->warmup > optimizer->steps)
-      g2z_log(run->services, G2Z_LOG_WARNING, "the warm-up of %" PRId64 " steps is longer than the "
-              "run of %" PRId64 ": the learning rate never reaches --lr %g; lower --warmup",
-              optimizer->warmup, optimizer->steps, (double)optimizer->lr);
-    else if (optimizer->warmup > run->steps) /* a part of the schedule, which can be resumed */
-      g2z_log(run->services, G2Z_LOG_WARNING, "--max-train-steps %" PRId64 " ends the run within "
-              "the warm-up of %" PRId64 " steps, before the learning rate reaches --lr %g; for a "
-              "whole training of this length: --steps %" PRId64, run->steps, optimizer->warmup,
-              (double)optimizer->lr, run->steps);
-  }
+  if (run->steps > 0) g2zr_introduce_steps(run);
   if (run->val)
     G2ZR_SAY(run, "validation: %" PRId64 " batch%s, %" PRId64 " token%s", run->val_steps,
              run->val_steps == 1 ? "" : "es", run->val_tokens, G2Z_PLURAL(run->val_tokens));
@@ -2398,6 +2412,46 @@ static double g2zr_peak_flops(const char *name, g2z_dtype dtype) {
   return NAN;
 }
 
+/* Fills the event of a step. */
+static void g2zr_show_step(g2z_run *run, const g2z_report *report, g2z_run_event *event) {
+  const g2z_metrics *m = &run->known;
+  const double tokens = (double)(run->trainer->loader->global * run->trainer->plan->seq);
+  const double smooth_s = run->sum.smooth_s / run->sum.smooth_weight;
+  const double pause_s = run->sum.pause_s / (double)m->step; /* per step */
+  event->kind = G2Z_RUN_STEP;
+  event->tokens_per_second = tokens / smooth_s;
+  event->eta_seconds = (double)(run->steps - m->step) * (smooth_s + pause_s);
+  char scale[64] = "", skipped[64] = "";
+  const char *separator = " | ";
+  if (run->config.train.dtype == G2Z_FP16) {
+    snprintf(scale, sizeof scale, " | scale %.0f", m->loss_scale);
+    separator = ", ";
+  }
+  if (m->skipped == 2)
+    snprintf(skipped, sizeof skipped, "%sspike %" PRId64 ", skipped", separator, report->spikes);
+  else if (m->skipped && report->counted == 0)
+    snprintf(skipped, sizeof skipped, "%sno token counts: skipped", separator);
+  else if (m->skipped) snprintf(skipped, sizeof skipped, "%sskipped", separator);
+  g2zr_line(run, "step %" PRId64 "/%" PRId64 " | loss %.4f | eta %s | %.0f tok/s | lr %.2e | norm "
+            "%.3f%s%s", m->step, run->steps, m->loss, g2zr_duration(event->eta_seconds).text,
+            event->tokens_per_second, m->lr, m->grad_norm, scale, skipped);
+  g2zr_log(run, run->line);
+}
+
+/* Rank 0 warns once if 8 bits clamp numbers in a step that was applied. */
+static void g2zr_warn_clamped(g2z_run *run, const g2z_report *report) {
+  const g2z_optimizer_config *o = &run->config.train.optimizer;
+  const int clamps = report->clamped_inputs + report->clamped_weights > 0;
+  if (!clamps || run->known.skipped || run->clamped || run->context->rank != 0) return;
+  run->clamped = 1;
+  g2z_log(run->services, G2Z_LOG_WARNING, "step %" PRId64 ": 8 bits clamp %" PRId64 " activation%s "
+          "of 108 or more to 112, and %" PRId64 " weight%s of 13.5 or more to 14. The model may "
+          "learn worse; this is said once. Start again with --fp8 none, or with a lower --lr (%g) "
+          "or a higher --weight-decay (%g)", run->known.step, report->clamped_inputs,
+          G2Z_PLURAL(report->clamped_inputs), report->clamped_weights,
+          G2Z_PLURAL(report->clamped_weights), (double)o->lr, (double)o->weight_decay);
+}
+
 /* A step's loss is known: updates the metrics and sums, and fills the event. */
 static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_event *event) {
   g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
@@ -2427,8 +2481,7 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_eve
     epoch->loss_targets += report->counted;
     sum->applied++;
   }
-  const int counts = report->counted > 0; /* 0: masks exclude all tokens of the step */
-  if (counts) {
+  if (report->counted > 0) { /* else masks exclude all tokens of the step */
     memmove(run->recent + 1, run->recent, sizeof run->recent - sizeof *run->recent);
     run->recent[0] = m->loss;
     if (sum->losses < G2ZR_RECENT) sum->losses++;
@@ -2448,36 +2501,8 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_eve
   const g2zr_number metrics[] = {G2Z_METRIC_LIST(X)}; /* the first two are step and tokens */
 #undef X
   g2zr_put_line(run, metrics + 2, (int)G2Z_COUNT(metrics) - 2, "");
-  const double smooth_s = sum->smooth_s / sum->smooth_weight;
-  event->kind = G2Z_RUN_STEP;
-  event->tokens_per_second = (double)tokens / smooth_s;
-  event->eta_seconds = (double)(run->steps - m->step) * (smooth_s + sum->pause_s / (double)m->step);
-  char scale[64] = "", skipped[64] = "";
-  const char *comma = " | ";
-  if (run->config.train.dtype == G2Z_FP16) {
-    snprintf(scale, sizeof scale, " | scale %.0f", m->loss_scale);
-    comma = ", ";
-  }
-  if (m->skipped == 2)
-    snprintf(skipped, sizeof skipped, "%sspike %" PRId64 ", skipped", comma, report->spikes);
-  else if (m->skipped && !counts)
-    snprintf(skipped, sizeof skipped, "%sno token counts: skipped", comma);
-  else if (m->skipped) snprintf(skipped, sizeof skipped, "%sskipped", comma);
-  g2zr_line(run, "step %" PRId64 "/%" PRId64 " | loss %.4f | eta %s | %.0f tok/s | lr %.2e | norm "
-            "%.3f%s%s", m->step, run->steps, m->loss, g2zr_duration(event->eta_seconds).text,
-            event->tokens_per_second, m->lr, m->grad_norm, scale, skipped);
-  g2zr_log(run, run->line);
-  if (report->clamped_inputs + report->clamped_weights > 0 && !m->skipped && !run->clamped &&
-      run->context->rank == 0) {
-    const g2z_optimizer_config *o = &run->config.train.optimizer;
-    g2z_log(run->services, G2Z_LOG_WARNING, "step %" PRId64 ": 8 bits clamp %" PRId64
-            " activation%s of 108 or more to 112, and %" PRId64 " weight%s of 13.5 or more to 14. "
-            "The model may learn worse; this is said once. Start again with --fp8 none, or with a "
-            "lower --lr (%g) or a higher --weight-decay (%g)", m->step, report->clamped_inputs,
-            G2Z_PLURAL(report->clamped_inputs), report->clamped_weights,
-            G2Z_PLURAL(report->clamped_weights), (double)o->lr, (double)o->weight_decay);
-    run->clamped = 1;
-  }
+  g2zr_show_step(run, report, event);
+  g2zr_warn_clamped(run, report);
   return G2Z_OK;
 }
 
