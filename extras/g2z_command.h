@@ -1,5 +1,5 @@
-/* g2z_command.h: the command line of a training program: its flags, and what it does before and
- * after the loop over g2z_run_next. train.cu uses all of it. MIT licence.
+/* g2z_command.h: the command line of a training program: its flags, and what it does before, around
+ * and instead of the loop over g2z_run_next. train.cu uses all of it. MIT licence.
  *
  * QUICK START
  *     g2z_run_options o = g2z_run_options_default();
@@ -9,9 +9,10 @@
  *     status = g2z_run_options_settle(&services, &o, &context_config);
  *     status = g2z_run_launch(&o, &context_config, &context, &run);     // then g2z_run.h's loop
  *
- * Names that begin with g2zc_ or G2ZC_ are private.
+ * It prints through callbacks, and ends the process only in g2z_run_end_within. Names that begin
+ * with g2zc_ or G2ZC_ are private.
  *
- * CONTENTS: command line; a model in use */
+ * CONTENTS: options; a plan as a table; launch and faults; a model in use */
 
 #ifndef G2Z_COMMAND_INCLUDED
 #define G2Z_COMMAND_INCLUDED
@@ -29,11 +30,12 @@
 extern "C" {
 #endif
 
-/* ===== command line ======================================================
- * A process has one g2z_run_options: run and context keep pointers into it (QUICK START). */
+/* ===== options ===========================================================
+ * The values of the flags, and the config of a run that they make. A process has one: run and
+ * context keep pointers into it. */
 
 typedef struct g2z_run_options {
-  g2z_run_config run;
+  g2z_run_config run;          /* flags go into it directly, or by g2z_run_options_settle */
   const char *model, *run_dir;
   g2z_model_config shape;      /* overrides the model's; 0 here and below: see --help */
   int seq, accum, global_batch, device, dtype, zero;
@@ -51,29 +53,15 @@ typedef struct g2z_run_options {
 } g2z_run_options;
 
 G2Z_API g2z_run_options g2z_run_options_default(void);
-/* Members of `wanted` that are not 0 replace those of `config`. If it gives channels but no heads,
- * there is one head per 64 channels. */
-G2Z_API void g2z_shape_override(g2z_model_config *config, const g2z_model_config *wanted);
-/* A flag with the type and the bounds of a setting of the library. */
-G2Z_API g2z_flag g2z_setting_flag(const char *name, const char *setting, void *destination,
-                                  const char *help);
+/* Reads argv. G2Z_BAD_ARGUMENT: an unknown flag, or a value out of its range. */
 G2Z_API g2z_status g2z_run_options_parse(g2z_services *services, int argc, char **argv,
                                          g2z_run_options *options);
 G2Z_API void g2z_run_options_free(g2z_services *services, g2z_run_options *options);
+/* The table of flags for --help: one call of `line` per line. */
+G2Z_API void g2z_run_options_print(void (*line)(void *user, const char *text), void *user);
 /* A sentence of the library in the words of the command line: "heads=7" becomes "--heads 7".
  * Returns `out`, which has the sentence as it is if that names a flag already. */
 G2Z_API const char *g2z_run_options_words(const char *sentence, char *out, size_t room);
-/* The table of flags for --help. */
-G2Z_API void g2z_run_options_print(void (*line)(void *user, const char *text), void *user);
-/* Prints a plan as a table, one call of `line` per line. It compares the plan with `free_bytes` of
- * memory (0: unknown) and gives the largest B that fits. */
-G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
-                            void (*line)(void *user, const char *text), void *user);
-/* --dry-run: rank 0 prints its plan, which is the largest, and compares it with the device's free
- * memory. Fails if it does not fit. */
-G2Z_API g2z_status g2z_run_dry(g2z_services *services, const g2z_run_options *options,
-                               const g2z_context_config *context,
-                               void (*line)(void *user, const char *text), void *user);
 /* --ranks and --gpus: this process starts the ranks and waits for them, or is one of them. Returns
  * the results of g2z_ranks_spawn; without these flags *is_parent is 0. */
 G2Z_API g2z_status g2z_run_options_spawn(g2z_services *services, const g2z_run_options *options,
@@ -81,6 +69,26 @@ G2Z_API g2z_status g2z_run_options_spawn(g2z_services *services, const g2z_run_o
 /* Checks flags against each other, and completes options->run and *context. */
 G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_options *options,
                                           g2z_context_config *context);
+/* Members of `wanted` that are not 0 replace those of `config`. If it gives channels but no heads,
+ * there is one head per 64 channels. */
+G2Z_API void g2z_shape_override(g2z_model_config *config, const g2z_model_config *wanted);
+/* A flag with the type and the bounds of a setting of the library. */
+G2Z_API g2z_flag g2z_setting_flag(const char *name, const char *setting, void *destination,
+                                  const char *help);
+
+/* ===== a plan as a table ================================================= */
+
+/* Prints a plan: one call of `line` per line. It compares the plan with `free_bytes` of memory (0:
+ * unknown) and gives the largest B that fits. */
+G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
+                            void (*line)(void *user, const char *text), void *user);
+/* --dry-run: rank 0 prints its plan, which is the largest, and compares it with the device's free
+ * memory. G2Z_NO_MEMORY: it does not fit. */
+G2Z_API g2z_status g2z_run_dry(g2z_services *services, const g2z_run_options *options,
+                               const g2z_context_config *context,
+                               void (*line)(void *user, const char *text), void *user);
+
+/* ===== launch and faults ================================================= */
 
 /* Meets the other ranks and opens the run. With --nccl-logs, NCCL logs into the run directory. All
  * ranks use rank 0's directory: its name may contain the time. The caller frees *run, then
@@ -98,9 +106,11 @@ G2Z_API void g2z_run_write_fault(const g2z_run_options *options, const g2z_fault
  * threads wait for a console or a file system. */
 G2Z_API void g2z_run_end_within(unsigned seconds);
 
-/* A trained model in use, without training and run directory: scores the files of --eval, then
- * continues --prompt, or with "-" each line of standard input. `put` receives what it prints, as
- * that of g2z_write_text does; options->run.progress the progress of each file. */
+/* ===== a model in use ==================================================== */
+
+/* Uses trained weights, without training and run directory: scores the files of --eval, then
+ * continues --prompt, or with "-" each line of standard input. `put` receives the output, as in
+ * g2z_write_text; options->run.progress receives the progress of each file. */
 G2Z_API g2z_status g2z_run_use(const g2z_run_options *options, const g2z_context_config *config,
                                int (*put)(void *user, const char *text, size_t bytes), void *user);
 
@@ -129,8 +139,8 @@ G2Z_API g2z_status g2z_run_use(const g2z_run_options *options, const g2z_context
 extern "C" {
 #endif
 
-/* ===== command line ======================================================
- * In:  argv. Out: a config, ranks that have met, and files about the launch and its end.
+/* ===== options ===========================================================
+ * In:  argv. Out: the config of a run, and its place in a job.
  * Law: every flag is in one table. All flags are checked before a file is written. */
 
 static const char *const g2zc_devices[] = {G2Z_DEVICE_LIST(G2Z_LIST_TEXT)};
@@ -393,74 +403,6 @@ G2Z_API void g2z_run_options_free(g2z_services *services, g2z_run_options *o) {
 G2Z_API void g2z_run_options_print(void (*line)(void *user, const char *text), void *user) {
   g2z_run_options defaults = g2z_run_options_default();
   g2zc_options_table(NULL, &defaults, 0, NULL, line, user);
-}
-
-/* ----- a plan as a table ----- */
-
-static double g2zc_gib(size_t bytes) { return (double)bytes / 1073741824.0; }
-
-G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
-                            void (*line)(void *user, const char *text), void *user) {
-  const g2z_model_config *m = &plan->model;
-  const size_t needs = plan->bytes_total + plan->nccl_bytes;
-  const char *kind = "ZeRO", *optimizer, *per = "per rank";
-  char text[256], stage[16], fp8[32] = "";
-#define PUT(...) (snprintf(text, sizeof text, __VA_ARGS__), line(user, text))
-  static const char *const parts[] = {G2Z_MEMORY_LIST(G2Z_LIST_TEXT)};
-  snprintf(stage, sizeof stage, "stage %d", plan->zero_stage);
-  optimizer = stage;
-  if (plan->strategy == G2Z_STRATEGY_DP) {
-    kind = "dp";
-    optimizer = "the optimizer on rank 0 alone";
-    per = "on this rank";
-  }
-  if (plan->fp8) snprintf(fp8, sizeof fp8, ", fp8=%s", g2zc_fp8[plan->fp8]);
-  PUT("model       %d layer%s, %d head%s, %d channels, context %d, vocab %d (padded to %d): "
-      "%.2f M parameters", m->layers, G2Z_PLURAL(m->layers), m->heads, G2Z_PLURAL(m->heads),
-      m->channels, m->context, m->vocab, plan->vocab_padded, (double)plan->parameters * 1e-6);
-  PUT("step        B=%d x T=%d x accum=%d x world=%d = %" PRId64 " tokens", plan->batch, plan->seq,
-      plan->accum, plan->world, (int64_t)plan->batch * plan->seq * plan->accum * plan->world);
-  PUT("types       %s parameters, %s gradients%s%s, on %s", g2z_dtype_text(plan->dtype),
-      g2z_dtype_text(plan->grad_dtype), plan->moment_bytes == 2 ? ", bf16 moments" : "", fp8,
-      g2zc_devices[plan->device]);
-  PUT("%-11s %s, rank %d of %d, %d buckets of up to %.2f MiB", kind, optimizer, plan->rank,
-      plan->world, plan->buckets,
-      (double)(plan->bucket_elements * (size_t)plan->grad_bytes) / 1048576.0);
-  for (int i = 0; i < G2Z_MEMORY_COUNT; i++)
-    PUT("memory      %9.3f GiB  %s", g2zc_gib(plan->bytes[i]), parts[i]);
-  if (plan->nccl_bytes) PUT("memory      %9.3f GiB  NCCL, typical", g2zc_gib(plan->nccl_bytes));
-  PUT("memory      %9.3f GiB  total %s", g2zc_gib(needs), per);
-  if (!free_bytes) return;
-  PUT("free        %9.3f GiB  per rank: %s", g2zc_gib(free_bytes),
-      needs <= free_bytes ? "it fits" : "IT DOES NOT FIT");
-  PUT("largest B   %9d      micro-batch that fits", g2z_plan_largest_batch(plan, free_bytes));
-#undef PUT
-}
-
-G2Z_API g2z_status g2z_run_dry(g2z_services *services, const g2z_run_options *o,
-                               const g2z_context_config *context,
-                               void (*line)(void *user, const char *text), void *user) {
-  const g2z_place *place = &context->ranks.place;
-  g2z_train_config config = o->run.train;
-  g2z_plan *plan;
-  size_t free_bytes, total_bytes;
-  int sharing = 1; /* ranks that share the memory */
-  if (place->rank != 0) return G2Z_OK;
-  config.optimizer.warmup = 0; /* the plan does not depend on the schedule */
-  config.optimizer.min_lr = 0;
-  G2Z_TRY(g2z_plan_create(services, &config, context->device, place->rank, place->world,
-                          place->local_world, &plan));
-  if (g2z_device_memory(services, context->device, &free_bytes, &total_bytes) != G2Z_OK) {
-    line(user, "this machine has no such device, so its memory is not known");
-    free_bytes = 0;
-  }
-  if (context->device == G2Z_DEVICE_CPU && place->local_world > 1) sharing = place->local_world;
-  free_bytes /= (size_t)sharing;
-  g2z_plan_print(plan, free_bytes, line, user);
-  g2z_status status = G2Z_OK;
-  if (free_bytes) status = g2z_plan_fits(services, &config, plan, free_bytes, sharing);
-  g2z_plan_free(plan);
-  return status;
 }
 
 /* The number of ranks that this program starts itself; 0: none. */
@@ -813,7 +755,78 @@ G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_option
   return g2zc_settle_run_dir(services, o);
 }
 
-/* ----- files of a launch ----- */
+/* ===== a plan as a table =================================================
+ * In:  a plan. Out: lines of text. */
+
+static double g2zc_gib(size_t bytes) { return (double)bytes / 1073741824.0; }
+
+G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
+                            void (*line)(void *user, const char *text), void *user) {
+  const g2z_model_config *m = &plan->model;
+  const size_t needs = plan->bytes_total + plan->nccl_bytes;
+  const char *kind = "ZeRO", *optimizer, *per = "per rank";
+  char text[256], stage[16], fp8[32] = "";
+#define PUT(...) (snprintf(text, sizeof text, __VA_ARGS__), line(user, text))
+  static const char *const parts[] = {G2Z_MEMORY_LIST(G2Z_LIST_TEXT)};
+  snprintf(stage, sizeof stage, "stage %d", plan->zero_stage);
+  optimizer = stage;
+  if (plan->strategy == G2Z_STRATEGY_DP) {
+    kind = "dp";
+    optimizer = "the optimizer on rank 0 alone";
+    per = "on this rank";
+  }
+  if (plan->fp8) snprintf(fp8, sizeof fp8, ", fp8=%s", g2zc_fp8[plan->fp8]);
+  PUT("model       %d layer%s, %d head%s, %d channels, context %d, vocab %d (padded to %d): "
+      "%.2f M parameters", m->layers, G2Z_PLURAL(m->layers), m->heads, G2Z_PLURAL(m->heads),
+      m->channels, m->context, m->vocab, plan->vocab_padded, (double)plan->parameters * 1e-6);
+  PUT("step        B=%d x T=%d x accum=%d x world=%d = %" PRId64 " tokens", plan->batch, plan->seq,
+      plan->accum, plan->world, (int64_t)plan->batch * plan->seq * plan->accum * plan->world);
+  PUT("types       %s parameters, %s gradients%s%s, on %s", g2z_dtype_text(plan->dtype),
+      g2z_dtype_text(plan->grad_dtype), plan->moment_bytes == 2 ? ", bf16 moments" : "", fp8,
+      g2zc_devices[plan->device]);
+  PUT("%-11s %s, rank %d of %d, %d buckets of up to %.2f MiB", kind, optimizer, plan->rank,
+      plan->world, plan->buckets,
+      (double)(plan->bucket_elements * (size_t)plan->grad_bytes) / 1048576.0);
+  for (int i = 0; i < G2Z_MEMORY_COUNT; i++)
+    PUT("memory      %9.3f GiB  %s", g2zc_gib(plan->bytes[i]), parts[i]);
+  if (plan->nccl_bytes) PUT("memory      %9.3f GiB  NCCL, typical", g2zc_gib(plan->nccl_bytes));
+  PUT("memory      %9.3f GiB  total %s", g2zc_gib(needs), per);
+  if (!free_bytes) return;
+  PUT("free        %9.3f GiB  per rank: %s", g2zc_gib(free_bytes),
+      needs <= free_bytes ? "it fits" : "IT DOES NOT FIT");
+  PUT("largest B   %9d      micro-batch that fits", g2z_plan_largest_batch(plan, free_bytes));
+#undef PUT
+}
+
+G2Z_API g2z_status g2z_run_dry(g2z_services *services, const g2z_run_options *o,
+                               const g2z_context_config *context,
+                               void (*line)(void *user, const char *text), void *user) {
+  const g2z_place *place = &context->ranks.place;
+  g2z_train_config config = o->run.train;
+  g2z_plan *plan;
+  size_t free_bytes, total_bytes;
+  int sharing = 1; /* ranks that share the memory */
+  if (place->rank != 0) return G2Z_OK;
+  config.optimizer.warmup = 0; /* the plan does not depend on the schedule */
+  config.optimizer.min_lr = 0;
+  G2Z_TRY(g2z_plan_create(services, &config, context->device, place->rank, place->world,
+                          place->local_world, &plan));
+  if (g2z_device_memory(services, context->device, &free_bytes, &total_bytes) != G2Z_OK) {
+    line(user, "this machine has no such device, so its memory is not known");
+    free_bytes = 0;
+  }
+  if (context->device == G2Z_DEVICE_CPU && place->local_world > 1) sharing = place->local_world;
+  free_bytes /= (size_t)sharing;
+  g2z_plan_print(plan, free_bytes, line, user);
+  g2z_status status = G2Z_OK;
+  if (free_bytes) status = g2z_plan_fits(services, &config, plan, free_bytes, sharing);
+  g2z_plan_free(plan);
+  return status;
+}
+
+/* ===== launch and faults =================================================
+ * In:  settled options. Out: ranks that have met, an open run, and files about the launch and a
+ *      fault. */
 
 /* Lets NCCL log into the run directory. NCCL reads these variables once, at its start, and opens
  * its files in a directory that exists. It replaces %h by the host and %p by the process. Values of
