@@ -46,8 +46,9 @@ static void put_in_place(const char *text) {
 /* 1: progress is drawn in place. A launcher's output may be a terminal, too, but the launcher shows
  * a line only when it ends. */
 static int on_terminal(const program *p) {
-  return strcmp(p->context.ranks.place.launcher, "alone") == 0 && isatty(STDOUT_FILENO) &&
-         tcgetpgrp(STDOUT_FILENO) == getpgrp() && !p->options.profile_mode;
+  const int launched = strcmp(p->context.ranks.place.launcher, "alone") != 0;
+  const int in_foreground = isatty(STDOUT_FILENO) && tcgetpgrp(STDOUT_FILENO) == getpgrp();
+  return in_foreground && !launched && !p->options.profile_mode;
 }
 
 static void print_line(void *user, const char *text) {
@@ -61,9 +62,12 @@ static void print_log(void *user, g2z_log_level level, const char *sentence) {
   const char *warning = level == G2Z_LOG_WARNING ? "warning: " : "";
   const size_t used = strlen(early);
   leave_place();
-  if (place->rank == 0) snprintf(early + used, sizeof early - used, "%s%s\n", warning, sentence);
-  if (place->rank == 0) printf("%s%s\n", warning, sentence);
-  else if (*warning) printf("[rank %d] %s%s\n", place->rank, warning, sentence);
+  if (place->rank == 0) {
+    snprintf(early + used, sizeof early - used, "%s%s\n", warning, sentence);
+    printf("%s%s\n", warning, sentence);
+  } else if (*warning) {
+    printf("[rank %d] %s%s\n", place->rank, warning, sentence);
+  }
   fflush(stdout);
 }
 
@@ -74,10 +78,9 @@ static void print_event(const program *p, const g2z_run_event *event) {
   static double next;
   static char step[256]; /* the latest step; "": it has its own line */
   const double now = g2z_seconds();
-  const int terminal = on_terminal(p);
+  const int spike = event->metrics.skipped == 2;
   g2z_place place = p->context.ranks.place;
   if (place.rank != 0) return;
-  const int spike = event->metrics.skipped == 2;
   if (event->kind != G2Z_RUN_STEP || event->metrics.step == event->steps || spike) {
     if (event->kind == G2Z_RUN_VALIDATION && step[0]) print_log(&place, G2Z_LOG_INFO, step);
     print_log(&place, G2Z_LOG_INFO, event->line);
@@ -86,10 +89,14 @@ static void print_event(const program *p, const g2z_run_event *event) {
   }
   snprintf(step, sizeof step, "%s", event->line);
   if (now < next) return;
-  next = now + (terminal ? 0.1 : 5);
-  if (terminal) put_in_place(step);
-  else print_log(&place, G2Z_LOG_INFO, step);
-  if (!terminal) step[0] = 0;
+  if (on_terminal(p)) {
+    next = now + 0.1;
+    put_in_place(step);
+  } else {
+    next = now + 5;
+    print_log(&place, G2Z_LOG_INFO, step);
+    step[0] = 0;
+  }
 }
 
 /* Progress of a validation or of --eval: in place, or every ten seconds on standard error. */
