@@ -2024,7 +2024,9 @@ static void test_train_stops_soon(g2z_test *t) {
     test_sh(t, "rm -r %s", run);
     ranks = test_train_open(t, 1, "%s %s --max-train-steps 2 --save-every 9", all, slow);
     test_wait_for(t, run, 2);
-    rank_sleep(0.3);
+    const char *weights = test_kept(t, test_text("%s/weights/model.safetensors", run));
+    for (double end = g2z_seconds() + 20; g2z_seconds() < end; rank_sleep(0.01))
+      if (test_there(t, weights)) break;
     CHECK(t, kill(ranks.pid[0], SIGKILL) == 0);
     test_ranks_end(t, &ranks, 20, 128 + SIGKILL, NULL);
     test_sh(t, "cmp %s/step-000002/model.safetensors %s/weights/model.safetensors", run, run);
