@@ -160,9 +160,9 @@ build/sanitized/%: %.c gpt2_zero.h $(EXTRAS)
 	$(CC) $(SANITIZE) $< -o $@ $(LIBS)
 
 # Each test of the CUDA ops runs under each tool of compute-sanitizer; -j runs them in parallel.
-# Tests that need two GPUs are left out, and tests that train with ops that other tests cover:
-# racecheck needs 100 GiB of memory for two of these. racecheck aborts in cuBLASLt's kernels, so
-# plain kernels replace them.
+# Tests that need two GPUs are left out. So are tests that train with ops that other tests cover:
+# racecheck needs 100 GiB of memory for two of them. racecheck aborts in cuBLASLt's kernels, so
+# plain kernels replace these.
 SANITIZE_TOOLS ?= memcheck initcheck racecheck
 SANITIZE_TESTS ?= $(filter-out cuda_zero% cuda_hosts cuda_lost% cuda_gpus cuda_graphs_apart \
                     cuda_early cuda_recompute cuda_golden cuda_gradients, \

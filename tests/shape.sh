@@ -91,6 +91,7 @@ function strip(text,  code, mark, end) {
   return code
 }
 
+# Counts a place, and prints it if --list asks for its kind.
 function place(kind, line) {
   count[kind]++
   if (only == kind) printf "%s:%d: %s\n", file, line, source[line]
@@ -147,7 +148,7 @@ function begin_text() {
   most_commas = 0
 }
 
-function begin_file() {
+function begin_file(  i) {
   file = FILENAME
   in_comment = in_directive = depth = head = code = 0
   for (i in kinds) count[kinds[i]] = 0
@@ -160,7 +161,7 @@ function end_file(  i) {
   row(file, code, count, (file in limit) ? limit[file] : limit["each"])
 }
 
-# Prints a row of the table, and compares it with its limits.
+# Prints a row of the table, with the limits that it exceeds.
 function row(name, code, found, limits,  most, i, value, over) {
   split(limits, most, " ")
   if (!only) printf "%-26s %6d", name, code
