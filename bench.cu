@@ -85,7 +85,8 @@ static int another_call(rounds *r, g2z_device *d, const g2z_ops *op, g2z_status 
 
 typedef struct op_row {
   char name[32];
-  const char *unit, *formula;   /* of `amount`; the unit is "GFLOP" or "GB" */
+  const char *unit;             /* of `amount`: "GFLOP" or "GB" */
+  char formula[96];
   double calls, amount;         /* calls in a step; minimum work of one call */
   int again;                    /* 1: a second call would leave the same values */
   rounds timed;
@@ -121,7 +122,10 @@ static rounds *rounds_of(watch *w, const char *name, const char *suffix, const c
     w->count++;
     memcpy(row->name, whole, sizeof whole);
     row->unit = unit;
-    row->formula = formula;
+    for (char *to = row->formula; *formula && to + 1 < row->formula + sizeof row->formula; to++) {
+      if (strncmp(formula, "op->", 4) == 0) formula += 4;
+      *to = *formula++;
+    }
     row->amount = amount;
     row->again = again;
   }
@@ -159,98 +163,60 @@ static double flops_of_matrices(const g2z_matrices *shapes, int count) {
   return flops;
 }
 
-/* Each op that a step calls: parameters and arguments as in g2z_ops, the two parts of its row's
- * name, the unit, the minimum work of one call, and 1 if a call may be repeated. The formulas are
- * printed as they stand here; a and g are bytes per element of activations and of gradients. */
-#define OP_LIST(OP)                                                                               \
-  OP(embed_fwd,                                                                                   \
-     (g2z_device *d, void *out, const int32_t *tokens, const void *wte, const void *wpe,          \
-      const g2z_dropout *dropout, int B, int T, int C),                                           \
-     (d, out, tokens, wte, wpe, dropout, B, T, C),                                                \
-     "embed", "_fwd", GB, 2 * a * B * T * C, 1)                                                   \
-  OP(layernorm_fwd,                                                                               \
-     (g2z_device *d, void *y, void *narrow, float *mean, float *rstd, const void *x,              \
-      const void *w, const void *b, int N, int C),                                                \
-     (d, y, narrow, mean, rstd, x, w, b, N, C),                                                   \
-     "layernorm", "_fwd", GB, 2 * a * N * C, 1)                                                   \
-  OP(linear_fwd,                                                                                  \
-     (g2z_device *d, void *y, void *narrow_y, void *slope, const void *x, const void *narrow_x,   \
-      const void *w, const void *bias, const void *residual, const g2z_dropout *dropout, int N,   \
-      int K, int O),                                                                              \
-     (d, y, narrow_y, slope, x, narrow_x, w, bias, residual, dropout, N, K, O),                   \
-     product_of(K, O), slope ? "_gelu_fwd" : "_fwd", GFLOP, 2.0 * N * K * O, y != residual)       \
-  OP(attention_fwd,                                                                               \
-     (g2z_device *d, void *out, void *narrow, float *lse, const void *qkv,                        \
-      const g2z_dropout *dropout, int B, int T, int C, int NH),                                   \
-     (d, out, narrow, lse, qkv, dropout, B, T, C, NH),                                            \
-     "attention", "_fwd", GFLOP, 2.0 * B * T * T * C, 1)                                          \
-  OP(head_loss,                                                                                   \
-     (g2z_device *d, float *losses, double *loss_sum, void *dh, void *dwte, g2z_dtype dwte_dtype, \
-      void *logits, const void *h, const void *wte, const int32_t *targets, float dloss,          \
-      const g2z_step_state *state, g2z_write mode, int N, int C, int V, int Vp, int chunk),       \
-     (d, losses, loss_sum, dh, dwte, dwte_dtype, logits, h, wte, targets, dloss, state, mode, N,  \
-      C, V, Vp, chunk),                                                                           \
-     "head", "_loss", GFLOP, 6.0 * N * C * Vp, mode == G2Z_OVERWRITE)                             \
-  OP(layernorm_bwd,                                                                               \
-     (g2z_device *d, void *dres, void *dropped, void *dw, void *db, void *dbias, const void *dy,  \
-      const void *x, const void *w, const float *mean, const float *rstd, g2z_write res_mode,     \
-      g2z_write mode, const g2z_dropout *dropout, int N, int C),                                  \
-     (d, dres, dropped, dw, db, dbias, dy, x, w, mean, rstd, res_mode, mode, dropout, N, C),      \
-     "layernorm", res_mode == G2Z_OVERWRITE ? "_bwd_last" : "_bwd", GB,                           \
-     (res_mode == G2Z_OVERWRITE ? 3 : 4) * a * N * C, res_mode == G2Z_OVERWRITE)                  \
-  OP(linear_bwd_data,                                                                             \
-     (g2z_device *d, void *dx, void *dbias, const void *dy, const void *w, const void *slope,     \
-      void *narrow, g2z_write mode, int N, int K, int O),                                         \
-     (d, dx, dbias, dy, w, slope, narrow, mode, N, K, O),                                         \
-     product_of(K, O), "_bwd_data", GFLOP, 2.0 * N * K * O, mode == G2Z_OVERWRITE)                \
-  OP(linear_bwd_weight,                                                                           \
-     (g2z_device *d, void *dw, const void *x, const void *dy, const void *narrow_dy,              \
-      g2z_write mode, int N, int K, int O),                                                       \
-     (d, dw, x, dy, narrow_dy, mode, N, K, O),                                                    \
-     product_of(K, O), "_bwd_weight", GFLOP, 2.0 * N * K * O, mode == G2Z_OVERWRITE)              \
-  OP(attention_bwd,                                                                               \
-     (g2z_device *d, void *dqkv, void *narrow, void *dbias, const void *dout, const void *out,    \
-      const float *lse, const void *qkv, g2z_write mode, const g2z_dropout *dropout, int B,       \
-      int T, int C, int NH),                                                                      \
-     (d, dqkv, narrow, dbias, dout, out, lse, qkv, mode, dropout, B, T, C, NH),                   \
-     "attention", "_bwd", GFLOP, 5.0 * B * T * T * C, mode == G2Z_OVERWRITE)                      \
-  OP(embed_bwd,                                                                                   \
-     (g2z_device *d, float *dwte, void *dwpe, const void *dout, const int32_t *tokens,            \
-      g2z_write mode, const g2z_dropout *dropout, int B, int T, int C),                           \
-     (d, dwte, dwpe, dout, tokens, mode, dropout, B, T, C),                                       \
-     "embed", dwte ? "_bwd" : "_bwd_wpe", GB, (dwte ? a + 8 : a) * B * T * C, !dwte)              \
-  OP(embed_order, (g2z_device *d, int32_t *order, const int32_t *tokens, int N),                  \
-     (d, order, tokens, N), "embed", "_order", GB, 12.0 * N, 1)                                   \
-  OP(embed_add,                                                                                   \
-     (g2z_device *d, void *grads, const g2z_row_part *parts, int count, const void *rows,         \
-      const int32_t *order, int N, int C),                                                        \
-     (d, grads, parts, count, rows, order, N, C), "embed", "_add", GB, (a + 2 * g) * N * C, 0)    \
-  OP(cast_grad, (g2z_device *d, void *to, const float *from, size_t n), (d, to, from, n),         \
-     "cast", "_grad", GB, (4 + g) * (double)n, 1)                                                 \
-  OP(zero, (g2z_device *d, void *memory, size_t bytes), (d, memory, bytes), "zero", "", GB,       \
-     (double)bytes, 1)                                                                            \
-  OP(grad_sumsq,                                                                                  \
-     (g2z_device *d, double *sum, const void *grads, const g2z_range *ranges, int count),         \
-     (d, sum, grads, ranges, count),                                                              \
-     "grad", "_sumsq", GB, g * elements_of(ranges, count), 0)                                     \
-  OP(adamw, (g2z_device *d, const g2z_update *update, size_t begin, size_t end),                  \
-     (d, update, begin, end),                                                                     \
-     "adamw", "", GB, (8 + 4 * m + g + a) * elements_of_update(update, begin, end), 0)            \
-  OP(momentum,                                                                                    \
-     (g2z_device *d, void *u, const g2z_update *update, size_t begin, size_t end),                \
-     (d, u, update, begin, end),                                                                  \
-     "momentum", "", GB, (10 + g) * elements_of_update(update, begin, end), 0)                    \
-  OP(orthogonalize,                                                                               \
-     (g2z_device *d, void *area, const g2z_matrices *shapes, int count, void *work,               \
-      size_t work_bytes),                                                                         \
-     (d, area, shapes, count, work, work_bytes),                                                  \
-     "orthogonalize", "", GFLOP, flops_of_matrices(shapes, count), 0)                             \
-  OP(muon,                                                                                        \
-     (g2z_device *d, const void *o, const g2z_update *update, size_t begin, size_t end),          \
-     (d, o, update, begin, end),                                                                  \
-     "muon", "", GB, (10 + a) * elements_of_update(update, begin, end), 0)
+/* Each op that a step calls: the two parts of its row's name, the unit, the minimum work of one
+ * call, and 1 if a call may be repeated. The formulas are printed as they stand here, without op->;
+ * a, g and m are bytes per element of activations, of gradients and of moments. RUN: an op with a
+ * struct of operands. CALL: another one, with parameters and arguments as in g2z_ops. */
+#define OP_LIST(RUN, CALL)                                                                        \
+  RUN(embed_fwd, "embed", "_fwd", GB, 2 * a * op->B * op->T * op->C, 1)                           \
+  RUN(layernorm_fwd, "layernorm", "_fwd", GB, 2 * a * op->N * op->C, 1)                           \
+  RUN(linear_fwd, product_of(op->K, op->O), op->slope ? "_gelu_fwd" : "_fwd", GFLOP,              \
+      2.0 * op->N * op->K * op->O, op->y != op->residual)                                         \
+  RUN(attention_fwd, "attention", "_fwd", GFLOP, 2.0 * op->B * op->T * op->T * op->C, 1)          \
+  RUN(head_loss, "head", "_loss", GFLOP, 6.0 * op->N * op->C * op->Vp,                            \
+      op->mode == G2Z_OVERWRITE)                                                                  \
+  RUN(layernorm_bwd, "layernorm", op->res_mode == G2Z_OVERWRITE ? "_bwd_last" : "_bwd", GB,       \
+      (op->res_mode == G2Z_OVERWRITE ? 3 : 4) * a * op->N * op->C,                                \
+      op->res_mode == G2Z_OVERWRITE)                                                              \
+  RUN(linear_bwd_data, product_of(op->K, op->O), "_bwd_data", GFLOP,                              \
+      2.0 * op->N * op->K * op->O, op->mode == G2Z_OVERWRITE)                                     \
+  RUN(linear_bwd_weight, product_of(op->K, op->O), "_bwd_weight", GFLOP,                          \
+      2.0 * op->N * op->K * op->O, op->mode == G2Z_OVERWRITE)                                     \
+  RUN(attention_bwd, "attention", "_bwd", GFLOP, 5.0 * op->B * op->T * op->T * op->C,             \
+      op->mode == G2Z_OVERWRITE)                                                                  \
+  RUN(embed_bwd, "embed", op->dwte ? "_bwd" : "_bwd_wpe", GB,                                     \
+      (op->dwte ? a + 8 : a) * op->B * op->T * op->C, !op->dwte)                                  \
+  CALL(embed_order, (g2z_device *d, int32_t *order, const int32_t *tokens, int N),                \
+       (d, order, tokens, N), "embed", "_order", GB, 12.0 * N, 1)                                 \
+  RUN(embed_add, "embed", "_add", GB, (a + 2 * g) * op->N * op->C, 0)                             \
+  CALL(cast_grad, (g2z_device *d, void *to, const float *from, size_t n), (d, to, from, n),       \
+       "cast", "_grad", GB, (4 + g) * (double)n, 1)                                               \
+  CALL(zero, (g2z_device *d, void *memory, size_t bytes), (d, memory, bytes), "zero", "", GB,     \
+       (double)bytes, 1)                                                                          \
+  CALL(grad_sumsq,                                                                                \
+       (g2z_device *d, double *sum, const void *grads, const g2z_range *ranges, int count),       \
+       (d, sum, grads, ranges, count),                                                            \
+       "grad", "_sumsq", GB, g * elements_of(ranges, count), 0)                                   \
+  CALL(adamw, (g2z_device *d, const g2z_update *update, size_t begin, size_t end),                \
+       (d, update, begin, end),                                                                   \
+       "adamw", "", GB, (8 + 4 * m + g + a) * elements_of_update(update, begin, end), 0)          \
+  CALL(momentum,                                                                                  \
+       (g2z_device *d, void *u, const g2z_update *update, size_t begin, size_t end),              \
+       (d, u, update, begin, end),                                                                \
+       "momentum", "", GB, (10 + g) * elements_of_update(update, begin, end), 0)                  \
+  CALL(orthogonalize,                                                                             \
+       (g2z_device *d, void *area, const g2z_matrices *shapes, int count, void *work,             \
+        size_t work_bytes),                                                                       \
+       (d, area, shapes, count, work, work_bytes),                                                \
+       "orthogonalize", "", GFLOP, flops_of_matrices(shapes, count), 0)                           \
+  CALL(muon,                                                                                      \
+       (g2z_device *d, const void *o, const g2z_update *update, size_t begin, size_t end),        \
+       (d, o, update, begin, end),                                                                \
+       "muon", "", GB, (10 + a) * elements_of_update(update, begin, end), 0)
 
-#define OP(entry, parameters, arguments, name, suffix, unit, amount, again)                   \
+#define RUN(entry, name, suffix, unit, amount, again)                                       \
+  CALL(entry, (g2z_device *d, const g2z_##entry *op), (d, op), name, suffix, unit, amount, again)
+#define CALL(entry, parameters, arguments, name, suffix, unit, amount, again)                 \
   static g2z_status timed_##entry parameters {                                                \
     watch *seen = watch_of(d);                                                                \
     const double a = seen->a, g = seen->g, m = seen->m;                                       \
@@ -261,8 +227,9 @@ static double flops_of_matrices(const g2z_matrices *shapes, int count) {
       status = seen->right->entry arguments;                                                  \
     return status;                                                                            \
   }
-OP_LIST(OP)
-#undef OP
+OP_LIST(RUN, CALL)
+#undef RUN
+#undef CALL
 
 static int order_of_gaps(const void *a, const void *b) {
   const op_row *x = (const op_row *)a, *y = (const op_row *)b;
@@ -281,10 +248,9 @@ static g2z_status watch_steps(g2z_trainer *t, watch *w, const int32_t *tokens) {
   }
   w->right = t->device->ops;
   w->ops = *w->right;
-#define OP(entry, parameters, arguments, name, suffix, unit, amount, again) \
-  w->ops.entry = timed_##entry;
-  OP_LIST(OP)
-#undef OP
+#define WATCH(entry, ...) w->ops.entry = timed_##entry;
+  OP_LIST(WATCH, WATCH)
+#undef WATCH
   t->device->ops = &w->ops;
   g2z_status status = G2Z_OK;
   for (int i = -2; i < w->count && status == G2Z_OK; i++) {
@@ -330,10 +296,15 @@ static g2z_status measure_limits(g2z_services *services, const g2z_plan *plan, l
   if (status == G2Z_OK) status = op->upload(d, noise, host, copies);
   if (status == G2Z_OK) status = op->cast_act(d, left, noise, matrix / sizeof(float));
   if (status == G2Z_OK) status = op->cast_act(d, right, noise, matrix / sizeof(float));
+  g2z_linear_fwd square;        /* out = left right + left's first row */
+  memset(&square, 0, sizeof square);
+  square.y = out;
+  square.x = square.bias = left;
+  square.w = right;
+  square.N = square.K = square.O = side;
   do {
     if (status == G2Z_OK)
-      status = op->linear_fwd(d, out, NULL, NULL, left, NULL, right, left, NULL, NULL, side, side,
-                              side);
+      status = op->linear_fwd(d, &square);
   } while (another_call(&product, d, op, &status));
   do {
     if (status == G2Z_OK) status = op->cast_act(d, out, noise, COPY);

@@ -1179,6 +1179,186 @@ typedef struct g2z_sampling {
 /* Bytes of a row of n 8-bit numbers. */
 #define G2Z_NARROW_ROW(n) (((size_t)(n) + 15) / 16 * 16)
 
+/* ----- operands ---------------------------------------------------------
+ * Each op with many operands takes a struct of its name, so that a call names what it passes. A
+ * member that a call leaves out is 0: no pointer, G2Z_OVERWRITE, no dropout. The op asserts that
+ * sizes and pointers are there, except pointers that may be NULL, in brackets here.
+ *
+ * `narrow` is an 8-bit copy that one op writes and the next product reads: activations times 4 in
+ * e4m3, gradients in e5m2. A row of n takes G2Z_NARROW_ROW(n) bytes. A CPU neither writes nor reads
+ * it: its products round x and dy themselves. With fp8=all N is a multiple of 128 and n of 16, and
+ * `narrow` may be the tensor [N,n] itself. Then its 8-bit rows [N,n] and, after them, columns [n,N]
+ * replace it. Columns have another order of tokens within each 128. Only products with 8-bit
+ * operands read such a tensor.
+ *
+ * An op that rounds inputs or weights of a forward product to e4m3 adds the number of those that
+ * become 448 or are NaN to *device->clamped_inputs or *device->clamped_weights. Inputs count where
+ * they are rounded: in the op that writes `narrow`; on a CPU in the product. */
+
+/* out = dropout(wte[token] + wpe[t]) */
+typedef struct g2z_embed_fwd {
+  void *out;                     /* [N,C] act */
+  const int32_t *tokens;         /* [N] */
+  const void *wte, *wpe;         /* [V,C], [T,C] act */
+  g2z_dropout dropout;
+  int B, T, C;
+} g2z_embed_fwd;
+
+typedef struct g2z_embed_bwd {
+  float *dwte;                   /* [Vp,C] +=; (NULL: only dwpe) */
+  void *dwpe;                    /* [T,C] grad (mode) */
+  const void *dout;              /* [N,C] act */
+  const int32_t *tokens;         /* [N] */
+  g2z_write mode;
+  g2z_dropout dropout;
+  int B, T, C;
+} g2z_embed_bwd;
+
+/* The same if dwte is divided among ranks: sums rows by token, and adds the parts of these sums
+ * that `parts` lists to grads. A token's rows and the old value add up in fp32 and are rounded
+ * once. */
+typedef struct g2z_embed_add {
+  void *grads;                   /* grad */
+  const g2z_row_part *parts;     /* [count], host; no two overlap; (NULL if count is 0) */
+  int count;
+  const void *rows;              /* [N,C] act */
+  const int32_t *order;          /* [2 N], from embed_order */
+  int N, C;
+} g2z_embed_add;
+
+/* Embeds the next token of each of B sequences: out = wte[token] + wpe[position]. */
+typedef struct g2z_embed_next {
+  void *out;                     /* [B,C] act */
+  const int32_t *tokens;         /* [B] */
+  const int32_t *positions;      /* [B]: the number of tokens before it */
+  const void *wte, *wpe;         /* act */
+  int B, C;
+} g2z_embed_next;
+
+/* Attention for that next token. Row b of rows is stored as row positions[b] of past; out[b]
+ * attends to rows 0..positions[b] of past. */
+typedef struct g2z_attention_next {
+  void *out;                     /* [B,NH,HS] act */
+  void *past;                    /* [B,T,3,NH,HS] act, in and out */
+  const void *rows;              /* [B,3,NH,HS] act */
+  const int32_t *positions;      /* [B] */
+  int B, T, C, NH;
+} g2z_attention_next;
+
+/* y = (x - mean) * rstd * w + b */
+typedef struct g2z_layernorm_fwd {
+  void *y;                       /* [N,C] act */
+  void *narrow;                  /* (rows of C: y in 8 bits) */
+  float *mean, *rstd;            /* [N]: for backward */
+  const void *x, *w, *b;         /* [N,C], [C], [C] act */
+  int N, C;
+} g2z_layernorm_fwd;
+
+/* dropped = dropout'(dres) is the gradient that the projection or embedding below this residual
+ * receives. Without dropout that gradient is dres, and `dropped` is not written. */
+typedef struct g2z_layernorm_bwd {
+  void *dres;                    /* [N,C] act: dx, or += dx (res_mode) */
+  void *dropped;                 /* ([N,C] act) */
+  void *dw, *db;                 /* [C] grad (mode) */
+  void *dbias;                   /* ([C] grad (mode): column sums of `dropped`, or of dres) */
+  const void *dy, *x, *w;        /* [N,C], [N,C], [C] act */
+  const float *mean, *rstd;      /* [N] */
+  g2z_write res_mode, mode;
+  g2z_dropout dropout;
+  int N, C;
+} g2z_layernorm_bwd;
+
+/* y = x w + bias, and then
+ *   with slope:    slope = gelu'(that), all that backward needs; y = gelu(that)
+ *   with residual: y = residual + dropout(that); y may be residual
+ * With narrow_x the product reads x from there and rounds w to e4m3, times 32. */
+typedef struct g2z_linear_fwd {
+  void *y;                       /* [N,O] act */
+  void *narrow_y;                /* (rows of O: y in 8 bits; with narrow_x and slope) */
+  void *slope;                   /* ([N,O] act) */
+  const void *x;                 /* [N,K] act */
+  const void *narrow_x;          /* (rows of K) */
+  const void *w, *bias;          /* [K,O], [O] act */
+  const void *residual;          /* ([N,O] act) */
+  g2z_dropout dropout;           /* with residual */
+  int N, K, O;
+} g2z_linear_fwd;
+
+/* dx = dy w^T. With slope, where x = gelu(z): dx = (dy w^T) * slope is the gradient of z. With
+ * narrow, in fp16: dy is rounded to e5m2, w to e4m3, times 32. Without slope, dy is then read from
+ * narrow. With slope, dy's rows and columns are written to narrow, and dx's replace dx. */
+typedef struct g2z_linear_bwd_data {
+  void *dx;                      /* [N,K] act */
+  void *dbias;                   /* with slope: [K] grad (mode): column sums of dx */
+  const void *dy, *w;            /* [N,O], [K,O] act */
+  const void *slope;             /* ([N,K] act) */
+  void *narrow;                  /* (rows of O, then columns) */
+  g2z_write mode;
+  int N, K, O;
+} g2z_linear_bwd_data;
+
+/* dw = x^T dy. With narrow_dy, in fp16: x is rounded to e4m3, dy to e5m2; x's rows and columns have
+ * replaced x, and narrow_dy has dy's. */
+typedef struct g2z_linear_bwd_weight {
+  void *dw;                      /* [K,O] grad (mode) */
+  const void *x, *dy;            /* [N,K], [N,O] act */
+  const void *narrow_dy;         /* (rows of O, then columns) */
+  g2z_write mode;
+  int N, K, O;
+} g2z_linear_bwd_weight;
+
+/* Causal self-attention on packed qkv. Dao et al. 2022, arXiv:2205.14135. */
+typedef struct g2z_attention_fwd {
+  void *out;                     /* [B,T,NH,HS] act */
+  void *narrow;                  /* (rows of C: out in 8 bits) */
+  float *lse;                    /* [B,NH,T]: log sum exp of the scaled scores */
+  const void *qkv;               /* [B,T,3,NH,HS] act */
+  g2z_dropout dropout;
+  int B, T, C, NH;
+} g2z_attention_fwd;
+
+typedef struct g2z_attention_bwd {
+  void *dqkv;                    /* [B,T,3,NH,HS] act; with narrow it may stay unwritten */
+  void *narrow;                  /* (rows of 3C, then columns) */
+  void *dbias;                   /* [3C] grad (mode): column sums of dqkv */
+  const void *dout, *out;        /* [B,T,NH,HS] act */
+  const float *lse;              /* [B,NH,T] */
+  const void *qkv;               /* [B,T,3,NH,HS] act */
+  g2z_write mode;
+  g2z_dropout dropout;
+  int B, T, C, NH;
+} g2z_attention_bwd;
+
+/* LM head and cross-entropy, with the logits of `chunk` tokens at a time. dh and dwte are gradients
+ * of loss * dloss * state->loss_scale. A target of -1 has loss 0 and no gradient. Rows V..Vp-1 of
+ * wte never reach the softmax; dwte is 0 there. With dh and device->fp8, h and wte are rounded to
+ * e4m3 before they make logits: h with a scale per row, wte times 32. dh and dwte are made from
+ * 8-bit numbers with fp8=all, else from the original h and wte. */
+typedef struct g2z_head_loss {
+  float *losses;                 /* [N]: per token */
+  double *loss_sum;              /* += their sum */
+  void *dh;                      /* ([N,C] act; NULL: no gradients) */
+  void *dwte;                    /* with dh: [Vp,C] dwte_dtype (mode) */
+  g2z_dtype dwte_dtype;          /* fp32, or grad's if a single chunk overwrites dwte */
+  void *logits;                  /* [chunk,Vp] act: scratch */
+  const void *h, *wte;           /* [N,C], [Vp,C] act */
+  const int32_t *targets;        /* [N] */
+  float dloss;
+  const g2z_step_state *state;   /* with dh */
+  g2z_write mode;
+  int N, C, V, Vp, chunk;
+} g2z_head_loss;
+
+/* tokens[b] = a draw from logits[b] with seed + b and the index drawn[b]; -1 if no logit is a
+ * number. Then adds 1 to drawn[b], and to positions[b] up to T - 1. */
+typedef struct g2z_draw {
+  int32_t *tokens;               /* [B], as the next two */
+  int32_t *drawn, *positions;
+  const float *logits;           /* [B,V] */
+  const g2z_sampling *sampling;  /* host */
+  int B, V, T;
+} g2z_draw;
+
 typedef struct g2z_ops {
   /* Tensors of products (linear_*, attention_*, head_*, orthogonalize) start at multiples of 16
    * bytes.
@@ -1220,110 +1400,31 @@ typedef struct g2z_ops {
   g2z_status (*tuning)(g2z_device *device, char **text);
   g2z_status (*tuning_read)(g2z_device *device, const char *text);
 
-  /* out[N,C] act = dropout(wte[token] + wpe[t]) */
-  g2z_status (*embed_fwd)(g2z_device *device, void *out, const int32_t *tokens, const void *wte,
-                          const void *wpe, const g2z_dropout *dropout, int B, int T, int C);
-  /* dwte[Vp,C] f32 +=; NULL: only dwpe. dwpe[T,C] grad: its first T rows. dout[N,C] act. */
-  g2z_status (*embed_bwd)(g2z_device *device, float *dwte, void *dwpe, const void *dout,
-                          const int32_t *tokens, g2z_write mode, const g2z_dropout *dropout, int B,
-                          int T, int C);
+  /* One struct of operands each, above. */
+  g2z_status (*embed_fwd)(g2z_device *device, const g2z_embed_fwd *op);
+  g2z_status (*embed_bwd)(g2z_device *device, const g2z_embed_bwd *op);
+  g2z_status (*embed_add)(g2z_device *device, const g2z_embed_add *op);
+  g2z_status (*embed_next)(g2z_device *device, const g2z_embed_next *op);
+  g2z_status (*layernorm_fwd)(g2z_device *device, const g2z_layernorm_fwd *op);
+  g2z_status (*layernorm_bwd)(g2z_device *device, const g2z_layernorm_bwd *op);
+  g2z_status (*linear_fwd)(g2z_device *device, const g2z_linear_fwd *op);
+  g2z_status (*linear_bwd_data)(g2z_device *device, const g2z_linear_bwd_data *op);
+  g2z_status (*linear_bwd_weight)(g2z_device *device, const g2z_linear_bwd_weight *op);
+  g2z_status (*attention_fwd)(g2z_device *device, const g2z_attention_fwd *op);
+  g2z_status (*attention_bwd)(g2z_device *device, const g2z_attention_bwd *op);
+  g2z_status (*attention_next)(g2z_device *device, const g2z_attention_next *op);
+  g2z_status (*head_loss)(g2z_device *device, const g2z_head_loss *op);
+  g2z_status (*draw)(g2z_device *device, const g2z_draw *op);
 
-  /* The same if dwte is divided among ranks. order[2 N] i32: tokens[N] in ascending order (stable),
-   * then the position of each before the sort. embed_add sums rows[N,C] act by token, and adds
-   * the parts of these sums that `parts` lists to grads: a token's rows and the old value add up in
-   * fp32 and are rounded once. `parts` is host memory; no two overlap. */
+  /* order[2 N] i32: tokens[N] in ascending order (stable), then the position of each before the
+   * sort. */
   g2z_status (*embed_order)(g2z_device *device, int32_t *order, const int32_t *tokens, int N);
-  g2z_status (*embed_add)(g2z_device *device, void *grads, const g2z_row_part *parts, int count,
-                          const void *rows, const int32_t *order, int N, int C);
-
-  /* Embeds the next token of each of B sequences; positions[b] (device) tokens precede it:
-   * out[B,C] act = wte[tokens[b]] + wpe[positions[b]] */
-  g2z_status (*embed_next)(g2z_device *device, void *out, const int32_t *tokens,
-                           const int32_t *positions, const void *wte, const void *wpe, int B,
-                           int C);
-  /* Attention for that next token. Row b of rows[B,3,NH,HS] act is stored as row positions[b] of
-   * past[B,T,3,NH,HS] act; out[B,NH,HS] act attends to rows 0..positions[b] of past. */
-  g2z_status (*attention_next)(g2z_device *device, void *out, void *past, const void *rows,
-                               const int32_t *positions, int B, int T, int C, int NH);
-
-  /* `narrow` below is NULL, or an 8-bit copy that one op writes and the next product reads:
-   * activations times 4 in e4m3, gradients in e5m2. A row of n takes G2Z_NARROW_ROW(n) bytes. A CPU
-   * neither writes nor reads it: its products round x and dy themselves.
-   *
-   * With fp8=all N is a multiple of 128 and n of 16, and `narrow` may be the tensor [N,n] itself.
-   * Then its 8-bit rows [N,n] and, after them, columns [n,N] replace it. Columns have another
-   * order of tokens within each 128. Only products with 8-bit operands read such a tensor.
-   *
-   * An op that rounds inputs or weights of a forward product to e4m3 adds the number of those that
-   * become 448 or are NaN to *device->clamped_inputs or *device->clamped_weights. Inputs count
-   * where they are rounded: in the op that writes `narrow`; on a CPU in the product.
-   *
-   * y[N,C] act = (x - mean) * rstd * w + b, also narrow; mean[N], rstd[N] f32: for backward. */
-  g2z_status (*layernorm_fwd)(g2z_device *device, void *y, void *narrow, float *mean, float *rstd,
-                              const void *x, const void *w, const void *b, int N, int C);
-  /* dres[N,C] act: = dx or += dx (res_mode); dw[C], db[C] grad (mode). dbias[C] grad, if not NULL:
-   * column sums of dropped[N,C] act = dropout'(dres). That is the gradient which the projection or
-   * embedding below this residual receives. Without dropout that gradient is dres, and `dropped` is
-   * not written. `dropped` and dbias may both be NULL if they are not needed. */
-  g2z_status (*layernorm_bwd)(g2z_device *device, void *dres, void *dropped, void *dw, void *db,
-                              void *dbias, const void *dy, const void *x, const void *w,
-                              const float *mean, const float *rstd, g2z_write res_mode,
-                              g2z_write mode, const g2z_dropout *dropout, int N, int C);
-
-  /* y[N,O] act = x[N,K] w[K,O] + bias[O], and then
-   *   slope not NULL:    slope[N,O] = gelu'(that), all that backward needs; y = gelu(that)
-   *   residual not NULL: y = residual[N,O] + dropout(that); y may be residual
-   * narrow_x not NULL: the product reads x from there and rounds w to e4m3, times 32. With both
-   * narrow_x and slope, y is also written to narrow_y. */
-  g2z_status (*linear_fwd)(g2z_device *device, void *y, void *narrow_y, void *slope, const void *x,
-                           const void *narrow_x, const void *w, const void *bias,
-                           const void *residual, const g2z_dropout *dropout, int N, int K, int O);
-  /* dx[N,K] act = dy[N,O] w^T. With slope[N,K], where x = gelu(z): dx = (dy w^T) * slope is the
-   * gradient of z, and dbias[K] grad = its column sums. narrow not NULL, in fp16: dy is rounded
-   * to e5m2, w to e4m3, times 32. Without slope, dy is read from narrow. With slope, dy's rows and
-   * columns are written to narrow, and dx's rows and columns replace dx. */
-  g2z_status (*linear_bwd_data)(g2z_device *device, void *dx, void *dbias, const void *dy,
-                                const void *w, const void *slope, void *narrow, g2z_write mode,
-                                int N, int K, int O);
-  /* dw[K,O] grad = x^T dy. narrow_dy not NULL, in fp16: x is rounded to e4m3, dy to e5m2. x's rows
-   * and columns have replaced x; narrow_dy has dy's rows and columns. */
-  g2z_status (*linear_bwd_weight)(g2z_device *device, void *dw, const void *x, const void *dy,
-                                  const void *narrow_dy, g2z_write mode, int N, int K, int O);
   /* Writes the 8-bit copies device->narrow [first, first + 4), which 8-bit products then read. */
   g2z_status (*narrow_weights)(g2z_device *device, int first);
 
-  /* Causal self-attention on packed qkv[B,T,3,NH,HS] act: out[B,T,NH,HS] act, lse[B,NH,T] f32 =
-   * log sum exp of the scaled scores. Dao et al. 2022, arXiv:2205.14135. narrow: rows of C. */
-  g2z_status (*attention_fwd)(g2z_device *device, void *out, void *narrow, float *lse,
-                              const void *qkv, const g2z_dropout *dropout, int B, int T, int C,
-                              int NH);
-  /* dqkv[B,T,3,NH,HS] act; dbias[3C] grad: column sums of dqkv. narrow: rows of 3C, then
-   * columns. If it is not NULL, dqkv may stay unwritten. */
-  g2z_status (*attention_bwd)(g2z_device *device, void *dqkv, void *narrow, void *dbias,
-                              const void *dout, const void *out, const float *lse,
-                              const void *qkv, g2z_write mode, const g2z_dropout *dropout, int B,
-                              int T, int C, int NH);
-
-  /* LM head and cross-entropy, with the logits of `chunk` tokens at a time. losses[N] f32: per
-   * token; *loss_sum f64 += their sum. dh not NULL: dh[N,C] act and dwte[Vp,C] (mode) are gradients
-   * of loss * dloss * state->loss_scale. dwte_dtype is fp32, or the type of grad if a single chunk
-   * overwrites dwte. logits[chunk,Vp] act: scratch. A target of -1 has loss 0 and no gradient. Rows
-   * V..Vp-1 of wte never reach the softmax; dwte is 0 there. With dh and device->fp8, h and wte are
-   * rounded to e4m3 before they make logits: h with a scale per row, wte times 32. dh and dwte are
-   * made from 8-bit numbers with fp8=all, else from the original h and wte. */
-  g2z_status (*head_loss)(g2z_device *device, float *losses, double *loss_sum, void *dh,
-                          void *dwte, g2z_dtype dwte_dtype, void *logits, const void *h,
-                          const void *wte, const int32_t *targets, float dloss,
-                          const g2z_step_state *state,
-                          g2z_write mode, int N, int C, int V, int Vp, int chunk);
   /* logits[n,V] f32 = h[n,C] wte^T */
   g2z_status (*head_logits)(g2z_device *device, float *logits, const void *h, const void *wte,
                             int n, int C, int V);
-
-  /* tokens[b] = a draw from logits[b,V] f32 with seed + b and the index drawn[b]; -1 if no logit is
-   * a number. Then adds 1 to drawn[b], and to positions[b] up to T - 1. */
-  g2z_status (*draw)(g2z_device *device, int32_t *tokens, int32_t *drawn, int32_t *positions,
-                     const float *logits, const g2z_sampling *sampling, int B, int V, int T);
 
   /* to[n] act = round(from[n]); to[n] grad = round(from[n]) */
   g2z_status (*cast_act)(g2z_device *device, void *to, const float *from, size_t n);
@@ -1390,6 +1491,8 @@ typedef struct g2z_narrow_weight {
 } g2z_narrow_weight;
 
 struct g2z_device {
+  /* Every call goes through this table. A program may point it at its own copy, whose entries call
+   * the old table, to time, count or break ops. Recorded graphs keep what they recorded. */
   const g2z_ops *ops;
   g2z_services *services;
   g2z_device_kind kind;
@@ -1982,6 +2085,29 @@ of -std=c11, or include gpt2_zero.h first"
 #define G2Z__PRIVATE static
 #endif
 
+/* Calls an op: G2Z__RUN(device, layernorm_fwd, .y = y, ..., .C = C). Members stand in the order of
+ * their declaration. C++17 compilers know these initializers as an extension. */
+#define G2Z__RUN(device, op, ...)                   \
+  do {                                              \
+    const g2z_##op run_ = {__VA_ARGS__};            \
+    G2Z_TRY((device)->ops->op(device, &run_));      \
+  } while (0)
+#if defined(__clang__)
+#pragma clang diagnostic push
+#pragma clang diagnostic ignored "-Wmissing-field-initializers"
+#if defined(__cplusplus)
+#pragma clang diagnostic ignored "-Wc++20-designator"
+#endif
+#elif defined(__GNUC__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmissing-field-initializers"
+#if defined(__cplusplus) && __GNUC__ < 12
+#pragma GCC diagnostic ignored "-Wpedantic"
+#elif defined(__cplusplus)
+#pragma GCC diagnostic ignored "-Wc++20-extensions"
+#endif
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -2378,8 +2504,9 @@ G2Z__PRIVATE g2z_status g2z__collect(g2z_trainer *t) {
   }
   if (plan->wte_rows) { /* add the rows to this rank's part of wte */
     G2Z_TRY(g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_ROWS, 0));
-    G2Z_TRY(ops->embed_add(t->device, t->sums, t->row_parts, t->row_part_count, t->gathered_rows,
-                           order, (int)plan->row_count, plan->model.channels));
+    G2Z__RUN(t->device, embed_add, .grads = t->sums, .parts = t->row_parts,
+             .count = t->row_part_count, .rows = t->gathered_rows, .order = order,
+             .N = (int)plan->row_count, .C = plan->model.channels);
   }
   G2Z_TRY(g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_REDUCED, last));
   return g2z__square(t, last, plan->buckets);
@@ -5367,6 +5494,61 @@ G2Z__PRIVATE float g2z__widen(g2z_dtype dtype, uint16_t half) {
   return g2z__from_bits(bits);
 }
 
+/* ----- operands ---------------------------------------------------------
+ * No compiler sees that a call has left out a member. So each op of each backend first asserts that
+ * the sizes and pointers which it needs are there. */
+
+static inline int g2z__embed_fwd_whole(const g2z_embed_fwd *op) {
+  return op->out && op->tokens && op->wte && op->wpe && op->B > 0 && op->T > 0 && op->C > 0;
+}
+static inline int g2z__embed_bwd_whole(const g2z_embed_bwd *op) {
+  return op->dwpe && op->dout && op->tokens && op->B > 0 && op->T > 0 && op->C > 0;
+}
+static inline int g2z__embed_add_whole(const g2z_embed_add *op) {
+  return op->grads && (op->parts || op->count == 0) && op->rows && op->order && op->N > 0 &&
+         op->C > 0;
+}
+static inline int g2z__embed_next_whole(const g2z_embed_next *op) {
+  return op->out && op->tokens && op->positions && op->wte && op->wpe && op->B > 0 && op->C > 0;
+}
+static inline int g2z__layernorm_fwd_whole(const g2z_layernorm_fwd *op) {
+  return op->y && op->mean && op->rstd && op->x && op->w && op->b && op->N > 0 && op->C > 0;
+}
+static inline int g2z__layernorm_bwd_whole(const g2z_layernorm_bwd *op) {
+  return op->dres && op->dw && op->db && op->dy && op->x && op->w && op->mean && op->rstd &&
+         op->N > 0 && op->C > 0;
+}
+static inline int g2z__linear_fwd_whole(const g2z_linear_fwd *op) {
+  return op->y && op->x && op->w && op->bias && op->N > 0 && op->K > 0 && op->O > 0;
+}
+static inline int g2z__linear_bwd_data_whole(const g2z_linear_bwd_data *op) {
+  return op->dx && (op->dbias || !op->slope) && op->dy && op->w && op->N > 0 && op->K > 0 &&
+         op->O > 0;
+}
+static inline int g2z__linear_bwd_weight_whole(const g2z_linear_bwd_weight *op) {
+  return op->dw && op->x && op->dy && op->N > 0 && op->K > 0 && op->O > 0;
+}
+static inline int g2z__attention_fwd_whole(const g2z_attention_fwd *op) {
+  return op->out && op->lse && op->qkv && op->B > 0 && op->T > 0 && op->C > 0 && op->NH > 0;
+}
+static inline int g2z__attention_bwd_whole(const g2z_attention_bwd *op) {
+  return op->dqkv && op->dbias && op->dout && op->out && op->lse && op->qkv && op->B > 0 &&
+         op->T > 0 && op->C > 0 && op->NH > 0;
+}
+static inline int g2z__attention_next_whole(const g2z_attention_next *op) {
+  return op->out && op->past && op->rows && op->positions && op->B > 0 && op->T > 0 && op->C > 0 &&
+         op->NH > 0;
+}
+static inline int g2z__head_loss_whole(const g2z_head_loss *op) {
+  const int gradients = op->dwte && op->state;
+  return op->losses && op->loss_sum && (gradients || !op->dh) && op->logits && op->h && op->wte &&
+         op->targets && op->N > 0 && op->C > 0 && op->V > 0 && op->Vp > 0 && op->chunk > 0;
+}
+static inline int g2z__draw_whole(const g2z_draw *op) {
+  return op->tokens && op->drawn && op->positions && op->logits && op->sampling && op->B > 0 &&
+         op->V > 0 && op->T > 0;
+}
+
 /* ----- dropout ---------------------------------------------------------- */
 
 static inline G2Z_HOST_DEVICE int g2z__dropout_on(const g2z_dropout *dropout) {
@@ -5997,44 +6179,46 @@ G2Z__PRIVATE g2z_status g2z__cpu_cast_grad(g2z_device *device, void *to, const f
 
 /* ----- embedding -------------------------------------------------------- */
 
-G2Z__PRIVATE g2z_status g2z__cpu_embed_fwd(g2z_device *device, void *out, const int32_t *tokens,
-                                           const void *wte, const void *wpe,
-                                           const g2z_dropout *dropout, int B, int T, int C) {
+G2Z__PRIVATE g2z_status g2z__cpu_embed_fwd(g2z_device *device, const g2z_embed_fwd *op) {
+  const int B = op->B, T = op->T, C = op->C;
+  G2Z_ASSERT(g2z__embed_fwd_whole(op));
   G2Z__PARALLEL(2.0 * B * T * C)
   for (int n = 0; n < B * T; n++) {
-    float *to = (float *)out + (size_t)n * (size_t)C;
-    const float *token = (const float *)wte + (size_t)tokens[n] * (size_t)C;
-    const float *position = (const float *)wpe + (size_t)(n % T) * (size_t)C;
+    float *to = (float *)op->out + (size_t)n * (size_t)C;
+    const float *token = (const float *)op->wte + (size_t)op->tokens[n] * (size_t)C;
+    const float *position = (const float *)op->wpe + (size_t)(n % T) * (size_t)C;
     for (int c = 0; c < C; c++)
       to[c] = g2z__round(device->dtype, (token[c] + position[c]) *
-                                           g2z__cpu_row_factor(dropout, n, c, C));
+                                           g2z__cpu_row_factor(&op->dropout, n, c, C));
   }
   return G2Z_OK;
 }
 
-G2Z__PRIVATE g2z_status g2z__cpu_embed_next(g2z_device *device, void *out, const int32_t *tokens,
-                                            const int32_t *positions, const void *wte,
-                                            const void *wpe, int B, int C) {
-  for (ptrdiff_t b = 0; b < B; b++)
-    g2z__cpu_embed_fwd(device, (float *)out + b * C, tokens + b, wte,
-                       (const float *)wpe + (ptrdiff_t)positions[b] * C, NULL, 1, 1, C);
+G2Z__PRIVATE g2z_status g2z__cpu_embed_next(g2z_device *device, const g2z_embed_next *op) {
+  const int B = op->B, C = op->C;
+  G2Z_ASSERT(g2z__embed_next_whole(op));
+  for (ptrdiff_t b = 0; b < B; b++) {
+    const float *wpe = (const float *)op->wpe + (ptrdiff_t)op->positions[b] * C;
+    const g2z_embed_fwd one = {.out = (float *)op->out + b * C, .tokens = op->tokens + b,
+                               .wte = op->wte, .wpe = wpe, .B = 1, .T = 1, .C = C};
+    g2z__cpu_embed_fwd(device, &one);
+  }
   return G2Z_OK;
 }
 
-G2Z__PRIVATE g2z_status g2z__cpu_embed_bwd(g2z_device *device, float *dwte, void *dwpe,
-                                           const void *dout, const int32_t *tokens,
-                                           g2z_write mode, const g2z_dropout *dropout, int B,
-                                           int T, int C) {
+G2Z__PRIVATE g2z_status g2z__cpu_embed_bwd(g2z_device *device, const g2z_embed_bwd *op) {
+  const int B = op->B, T = op->T, C = op->C;
+  G2Z_ASSERT(g2z__embed_bwd_whole(op));
   G2Z__PARALLEL(3.0 * B * T * C)
   for (int c = 0; c < C; c++) /* equal tokens share a row of dwte: threads split channels */
     for (int t = 0; t < T; t++) {
-      float *to = (float *)dwpe + ((size_t)t * (size_t)C + (size_t)c);
-      double sum = mode == G2Z_ACCUMULATE ? (double)*to : 0.0;
+      float *to = (float *)op->dwpe + ((size_t)t * (size_t)C + (size_t)c);
+      double sum = op->mode == G2Z_ACCUMULATE ? (double)*to : 0.0;
       for (int n = t; n < B * T; n += T) {
-        float g = ((const float *)dout)[(size_t)n * (size_t)C + (size_t)c] *
-                  g2z__cpu_row_factor(dropout, n, c, C);
+        float g = ((const float *)op->dout)[(size_t)n * (size_t)C + (size_t)c] *
+                  g2z__cpu_row_factor(&op->dropout, n, c, C);
         sum += (double)g;
-        if (dwte) dwte[(size_t)tokens[n] * (size_t)C + (size_t)c] += g;
+        if (op->dwte) op->dwte[(size_t)op->tokens[n] * (size_t)C + (size_t)c] += g;
       }
       *to = g2z__round(device->grad_dtype, (float)sum);
     }
@@ -6058,19 +6242,19 @@ G2Z__PRIVATE g2z_status g2z__cpu_embed_order(g2z_device *device, int32_t *order,
 }
 
 /* The first of equal tokens adds up all their rows, so that threads can split distinct tokens. */
-G2Z__PRIVATE g2z_status g2z__cpu_embed_add(g2z_device *device, void *grads,
-                                           const g2z_row_part *parts, int count, const void *rows,
-                                           const int32_t *order, int N, int C) {
-  G2Z__PARALLEL(2.0 * count * N * C)
+G2Z__PRIVATE g2z_status g2z__cpu_embed_add(g2z_device *device, const g2z_embed_add *op) {
+  const int N = op->N, C = op->C;
+  G2Z_ASSERT(g2z__embed_add_whole(op));
+  G2Z__PARALLEL(2.0 * op->count * N * C)
   for (int first = 0; first < N; first++) {
-    if (first && order[first - 1] == order[first]) continue;
-    size_t row = (size_t)order[first] * (size_t)C;
-    for (int i = 0; i < count; i++)
+    if (first && op->order[first - 1] == op->order[first]) continue;
+    size_t row = (size_t)op->order[first] * (size_t)C;
+    for (const g2z_row_part *part = op->parts; part < op->parts + op->count; part++)
       for (size_t c = 0; c < (size_t)C; c++) {
-        if (row + c < parts[i].first || row + c - parts[i].first >= parts[i].elements) continue;
-        float sum = 0, *to = (float *)grads + parts[i].at + (row + c - parts[i].first);
-        for (int n = first; n < N && order[n] == order[first]; n++)
-          sum += ((const float *)rows)[(size_t)order[N + n] * (size_t)C + c];
+        if (row + c < part->first || row + c - part->first >= part->elements) continue;
+        float sum = 0, *to = (float *)op->grads + part->at + (row + c - part->first);
+        for (int n = first; n < N && op->order[n] == op->order[first]; n++)
+          sum += ((const float *)op->rows)[(size_t)op->order[N + n] * (size_t)C + c];
         *to = g2z__round(device->grad_dtype, *to + sum);
       }
   }
@@ -6079,15 +6263,14 @@ G2Z__PRIVATE g2z_status g2z__cpu_embed_add(g2z_device *device, void *grads,
 
 /* ----- LayerNorm -------------------------------------------------------- */
 
-G2Z__PRIVATE g2z_status g2z__cpu_layernorm_fwd(g2z_device *device, void *y, void *narrow,
-                                               float *mean, float *rstd, const void *x,
-                                               const void *w, const void *b, int N, int C) {
-  const float *scale = (const float *)w, *shift = (const float *)b;
-  (void)narrow; /* on a CPU the next product rounds y */
+G2Z__PRIVATE g2z_status g2z__cpu_layernorm_fwd(g2z_device *device, const g2z_layernorm_fwd *op) {
+  const int N = op->N, C = op->C;
+  G2Z_ASSERT(g2z__layernorm_fwd_whole(op));
+  const float *scale = (const float *)op->w, *shift = (const float *)op->b;
   G2Z__PARALLEL(8.0 * N * C)
   for (int n = 0; n < N; n++) {
-    const float *from = (const float *)x + (size_t)n * (size_t)C;
-    float *to = (float *)y + (size_t)n * (size_t)C;
+    const float *from = (const float *)op->x + (size_t)n * (size_t)C;
+    float *to = (float *)op->y + (size_t)n * (size_t)C;
     double sum = 0, squares = 0;
     for (int c = 0; c < C; c++) sum += (double)from[c];
     float m = (float)(sum / C);
@@ -6095,8 +6278,8 @@ G2Z__PRIVATE g2z_status g2z__cpu_layernorm_fwd(g2z_device *device, void *y, void
     float r = (float)(1.0 / sqrt(squares / C + (double)G2Z_LAYERNORM_EPS));
     for (int c = 0; c < C; c++)
       to[c] = g2z__round(device->dtype, (from[c] - m) * r * scale[c] + shift[c]);
-    mean[n] = m;
-    rstd[n] = r;
+    op->mean[n] = m;
+    op->rstd[n] = r;
   }
   return G2Z_OK;
 }
@@ -6105,39 +6288,37 @@ G2Z__PRIVATE g2z_status g2z__cpu_layernorm_fwd(g2z_device *device, void *y, void
  *   dx = rstd * (g - average(g) - xhat * average(g * xhat)),   dres = (or +=) dx,
  *   dropped = dropout'(dres), which starts from the rounded dres.
  * dw = (or +=) the column sums of dy * xhat, db of dy, dbias of dropped. */
-G2Z__PRIVATE g2z_status g2z__cpu_layernorm_bwd(g2z_device *device, void *dres, void *dropped,
-                                               void *dw, void *db, void *dbias, const void *dy,
-                                               const void *x, const void *w, const float *mean,
-                                               const float *rstd, g2z_write res_mode,
-                                               g2z_write mode, const g2z_dropout *dropout, int N,
-                                               int C) {
-  int drops = dropped && g2z__dropout_on(dropout);
-  const float *scale = (const float *)w;
+G2Z__PRIVATE g2z_status g2z__cpu_layernorm_bwd(g2z_device *device, const g2z_layernorm_bwd *op) {
+  const int N = op->N, C = op->C;
+  G2Z_ASSERT(g2z__layernorm_bwd_whole(op));
+  int drops = op->dropped && g2z__dropout_on(&op->dropout);
+  const float *scale = (const float *)op->w;
   G2Z__PARALLEL(12.0 * N * C)
   for (int n = 0; n < N; n++) {
     size_t at = (size_t)n * (size_t)C;
-    const float *out = (const float *)dy + at, *in = (const float *)x + at;
-    float *to = (float *)dres + at, *cut = drops ? (float *)dropped + at : NULL;
+    const float *out = (const float *)op->dy + at, *in = (const float *)op->x + at;
+    float *to = (float *)op->dres + at, *cut = drops ? (float *)op->dropped + at : NULL;
     double sum = 0, product = 0;
     for (int c = 0; c < C; c++) {
       float g = out[c] * scale[c];
       sum += (double)g;
-      product += (double)(g * ((in[c] - mean[n]) * rstd[n]));
+      product += (double)(g * ((in[c] - op->mean[n]) * op->rstd[n]));
     }
     float average = (float)(sum / C), slope = (float)(product / C);
     for (int c = 0; c < C; c++) {
-      float xhat = (in[c] - mean[n]) * rstd[n];
-      float dx = rstd[n] * (out[c] * scale[c] - average - xhat * slope);
-      to[c] = g2z__round(device->dtype, res_mode == G2Z_ACCUMULATE ? to[c] + dx : dx);
+      float xhat = (in[c] - op->mean[n]) * op->rstd[n];
+      float dx = op->rstd[n] * (out[c] * scale[c] - average - xhat * slope);
+      to[c] = g2z__round(device->dtype, op->res_mode == G2Z_ACCUMULATE ? to[c] + dx : dx);
     }
     for (int c = 0; c < C && drops; c++)
-      cut[c] = g2z__round(device->dtype, to[c] * g2z__cpu_row_factor(dropout, n, c, C));
+      cut[c] = g2z__round(device->dtype, to[c] * g2z__cpu_row_factor(&op->dropout, n, c, C));
   }
-  g2z__cpu_column_sums(device->grad_dtype, dw, mode, dy, x, mean, rstd, N, C);
-  g2z__cpu_column_sums(device->grad_dtype, db, mode, dy, NULL, NULL, NULL, N, C);
-  if (dbias)
-    g2z__cpu_column_sums(device->grad_dtype, dbias, mode, drops ? dropped : dres, NULL, NULL, NULL,
-                         N, C);
+  g2z__cpu_column_sums(device->grad_dtype, op->dw, op->mode, op->dy, op->x, op->mean, op->rstd, N,
+                       C);
+  g2z__cpu_column_sums(device->grad_dtype, op->db, op->mode, op->dy, NULL, NULL, NULL, N, C);
+  if (op->dbias)
+    g2z__cpu_column_sums(device->grad_dtype, op->dbias, op->mode, drops ? op->dropped : op->dres,
+                         NULL, NULL, NULL, N, C);
   return G2Z_OK;
 }
 
@@ -6161,65 +6342,69 @@ G2Z__PRIVATE void g2z__cpu_e5m2(float *to, const float *from, size_t n) {
   for (int64_t i = 0; i < (int64_t)n; i++) to[i] = g2z__round_e5m2(from[i]);
 }
 
-G2Z__PRIVATE g2z_status g2z__cpu_linear_fwd(g2z_device *device, void *y, void *narrow_y,
-                                            void *slope, const void *x, const void *narrow_x,
-                                            const void *w, const void *bias, const void *residual,
-                                            const g2z_dropout *dropout, int N, int K, int O) {
+G2Z__PRIVATE g2z_status g2z__cpu_linear_fwd(g2z_device *device, const g2z_linear_fwd *op) {
+  const int N = op->N, K = op->K, O = op->O;
+  G2Z_ASSERT(g2z__linear_fwd_whole(op));
   size_t n_x = (size_t)N * (size_t)K, n_w = (size_t)K * (size_t)O;
-  void *rounded = NULL;
-  (void)narrow_y;
-  if (narrow_x) {
-    G2Z_TRY(g2z_allocate(device->services, n_x + n_w, sizeof(float), &rounded));
-    g2z__cpu_e4m3((float *)rounded, (const float *)x, n_x, G2Z__E4M3_X, device->clamped_inputs);
-    g2z__cpu_e4m3((float *)rounded + n_x, (const float *)w, n_w, G2Z__E4M3_W,
-                  device->clamped_weights);
-    x = rounded, w = (float *)rounded + n_x;
+  const void *x = op->x, *w = op->w;
+  float *rounded = NULL;
+  if (op->narrow_x) {
+    G2Z_TRY(G2Z_NEW(device->services, n_x + n_w, &rounded));
+    g2z__cpu_e4m3(rounded, (const float *)x, n_x, G2Z__E4M3_X, device->clamped_inputs);
+    g2z__cpu_e4m3(rounded + n_x, (const float *)w, n_w, G2Z__E4M3_W, device->clamped_weights);
+    x = rounded;
+    w = rounded + n_x;
   }
   g2z__cpu_product p = g2z__cpu_product_of(N, O, K, g2z__cpu_rows(x, K), g2z__cpu_rows(w, O));
-  p.out = (float *)y, p.dtype = device->dtype;
-  p.bias = (const float *)bias, p.slope = (float *)slope;
-  p.residual = (const float *)residual, p.dropout = dropout;
+  p.out = (float *)op->y, p.dtype = device->dtype;
+  p.bias = (const float *)op->bias, p.slope = (float *)op->slope;
+  p.residual = (const float *)op->residual, p.dropout = &op->dropout;
   g2z__cpu_multiply(&p);
   g2z_release(device->services, rounded);
   return G2Z_OK;
 }
 
-G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_data(g2z_device *device, void *dx, void *dbias,
-                                                 const void *dy, const void *w, const void *slope,
-                                                 void *narrow, g2z_write mode, int N, int K,
-                                                 int O) {
+G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_data(g2z_device *device,
+                                                 const g2z_linear_bwd_data *op) {
+  const int N = op->N, K = op->K, O = op->O;
+  G2Z_ASSERT(g2z__linear_bwd_data_whole(op));
   size_t n_dy = (size_t)N * (size_t)O, n_w = (size_t)K * (size_t)O;
-  void *rounded = NULL;
-  if (narrow) {
-    G2Z_TRY(g2z_allocate(device->services, n_dy + n_w, sizeof(float), &rounded));
-    g2z__cpu_e5m2((float *)rounded, (const float *)dy, n_dy);
-    g2z__cpu_e4m3((float *)rounded + n_dy, (const float *)w, n_w, G2Z__E4M3_W, NULL);
-    dy = rounded, w = (float *)rounded + n_dy;
+  const void *dy = op->dy, *w = op->w;
+  float *rounded = NULL;
+  if (op->narrow) {
+    G2Z_TRY(G2Z_NEW(device->services, n_dy + n_w, &rounded));
+    g2z__cpu_e5m2(rounded, (const float *)dy, n_dy);
+    g2z__cpu_e4m3(rounded + n_dy, (const float *)w, n_w, G2Z__E4M3_W, NULL);
+    dy = rounded;
+    w = rounded + n_dy;
   }
   g2z__cpu_product p =
       g2z__cpu_product_of(N, K, O, g2z__cpu_rows(dy, O), g2z__cpu_transposed(w, O));
-  p.out = (float *)dx, p.dtype = device->dtype, p.times = (const float *)slope;
+  p.out = (float *)op->dx, p.dtype = device->dtype, p.times = (const float *)op->slope;
   g2z__cpu_multiply(&p);
   g2z_release(device->services, rounded);
-  if (slope)
-    g2z__cpu_column_sums(device->grad_dtype, dbias, mode, dx, NULL, NULL, NULL, N, K);
+  if (op->slope)
+    g2z__cpu_column_sums(device->grad_dtype, op->dbias, op->mode, op->dx, NULL, NULL, NULL, N, K);
   return G2Z_OK;
 }
 
-G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_weight(g2z_device *device, void *dw, const void *x,
-                                                   const void *dy, const void *narrow_dy,
-                                                   g2z_write mode, int N, int K, int O) {
+G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_weight(g2z_device *device,
+                                                   const g2z_linear_bwd_weight *op) {
+  const int N = op->N, K = op->K, O = op->O;
+  G2Z_ASSERT(g2z__linear_bwd_weight_whole(op));
   const size_t n_x = (size_t)N * (size_t)K, n_dy = (size_t)N * (size_t)O;
+  const void *x = op->x, *dy = op->dy;
   float *rounded = NULL;
-  if (narrow_dy) {
+  if (op->narrow_dy) {
     G2Z_TRY(G2Z_NEW(device->services, n_x + n_dy, &rounded));
     g2z__cpu_e4m3(rounded, (const float *)x, n_x, G2Z__E4M3_X, NULL);
     g2z__cpu_e5m2(rounded + n_x, (const float *)dy, n_dy);
-    x = rounded, dy = rounded + n_x;
+    x = rounded;
+    dy = rounded + n_x;
   }
   g2z__cpu_product p =
       g2z__cpu_product_of(K, O, N, g2z__cpu_transposed(x, K), g2z__cpu_rows(dy, O));
-  p.out = (float *)dw, p.dtype = device->grad_dtype, p.mode = mode;
+  p.out = (float *)op->dw, p.dtype = device->grad_dtype, p.mode = op->mode;
   g2z__cpu_multiply(&p);
   g2z_release(device->services, rounded);
   return G2Z_OK;
@@ -6259,36 +6444,34 @@ G2Z__PRIVATE float g2z__cpu_attend(g2z_dtype dtype, float *to, const float *firs
   return (float)((double)max + log(total));
 }
 
-G2Z__PRIVATE g2z_status g2z__cpu_attention_fwd(g2z_device *device, void *out, void *narrow,
-                                               float *lse, const void *qkv,
-                                               const g2z_dropout *dropout, int B, int T, int C,
-                                               int NH) {
+G2Z__PRIVATE g2z_status g2z__cpu_attention_fwd(g2z_device *device, const g2z_attention_fwd *op) {
+  const int B = op->B, T = op->T, C = op->C, NH = op->NH;
+  G2Z_ASSERT(g2z__attention_fwd_whole(op));
   const int HS = C / NH;
-  (void)narrow;
   G2Z__PARALLEL(6.0 * B * T * T * C)
   for (int64_t i = 0; i < (int64_t)B * NH * T; i++) {
     int query = (int)(i % T), h = (int)(i / T % NH), b = (int)(i / T / NH);
-    const float *first = (const float *)qkv + ((ptrdiff_t)b * T * 3 * C + (ptrdiff_t)h * HS);
-    float *to = (float *)out + (((ptrdiff_t)b * T + query) * C + (ptrdiff_t)h * HS);
+    const float *first = (const float *)op->qkv + ((ptrdiff_t)b * T * 3 * C + (ptrdiff_t)h * HS);
+    float *to = (float *)op->out + (((ptrdiff_t)b * T + query) * C + (ptrdiff_t)h * HS);
     uint64_t e = (uint64_t)(h * (int64_t)T + query) * (uint64_t)T; /* dropout's element of key 0 */
-    lse[i] = g2z__cpu_attend(device->dtype, to, first, query, dropout, b, e, C, HS);
+    op->lse[i] = g2z__cpu_attend(device->dtype, to, first, query, &op->dropout, b, e, C, HS);
   }
   return G2Z_OK;
 }
 
-G2Z__PRIVATE g2z_status g2z__cpu_attention_next(g2z_device *device, void *out, void *past,
-                                                const void *rows, const int32_t *positions, int B,
-                                                int T, int C, int NH) {
+G2Z__PRIVATE g2z_status g2z__cpu_attention_next(g2z_device *device, const g2z_attention_next *op) {
+  const int B = op->B, T = op->T, C = op->C, NH = op->NH;
+  G2Z_ASSERT(g2z__attention_next_whole(op));
   const int HS = C / NH;
   for (ptrdiff_t b = 0; b < B; b++)
-    memcpy((float *)past + (b * T + positions[b]) * 3 * C, (const float *)rows + b * 3 * C,
-           3 * (size_t)C * sizeof(float));
+    memcpy((float *)op->past + (b * T + op->positions[b]) * 3 * C,
+           (const float *)op->rows + b * 3 * C, 3 * (size_t)C * sizeof(float));
   G2Z__PARALLEL(6.0 * B * T * C)
   for (int i = 0; i < B * NH; i++) {
     const ptrdiff_t b = i / NH, h = i % NH;
-    g2z__cpu_attend(device->dtype, (float *)out + (b * C + h * HS),
-                    (const float *)past + (b * T * 3 * C + h * HS), positions[b], NULL, (int)b, 0,
-                    C, HS);
+    g2z__cpu_attend(device->dtype, (float *)op->out + (b * C + h * HS),
+                    (const float *)op->past + (b * T * 3 * C + h * HS), op->positions[b], NULL,
+                    (int)b, 0, C, HS);
   }
   return G2Z_OK;
 }
@@ -6296,31 +6479,28 @@ G2Z__PRIVATE g2z_status g2z__cpu_attention_next(g2z_device *device, void *out, v
 /* With p = exp(s - lse), the softmax, and ds = scale * p * (f dout v - dout out), for each pair:
  *   dq += ds k,   dk += ds q,   dv += f p dout.
  * dqkv adds them up in fp32 and is rounded at the end; dbias sums the rounded dqkv. */
-G2Z__PRIVATE g2z_status g2z__cpu_attention_bwd(g2z_device *device, void *dqkv, void *narrow,
-                                               void *dbias, const void *dout, const void *out,
-                                               const float *lse, const void *qkv, g2z_write mode,
-                                               const g2z_dropout *dropout, int B, int T, int C,
-                                               int NH) {
+G2Z__PRIVATE g2z_status g2z__cpu_attention_bwd(g2z_device *device, const g2z_attention_bwd *op) {
+  const int B = op->B, T = op->T, C = op->C, NH = op->NH;
+  G2Z_ASSERT(g2z__attention_bwd_whole(op));
   const int HS = C / NH, row = 3 * C;
-  (void)narrow;
   const float scale = 1.0f / sqrtf((float)HS);
-  memset(dqkv, 0, (size_t)B * (size_t)T * (size_t)row * sizeof(float));
+  memset(op->dqkv, 0, (size_t)B * (size_t)T * (size_t)row * sizeof(float));
   G2Z__PARALLEL(10.0 * B * T * T * C)
   for (int i = 0; i < B * NH; i++) { /* one thread owns a head's dk and dv */
     int h = i % NH, b = i / NH;
     ptrdiff_t at = (ptrdiff_t)b * T * row + (ptrdiff_t)h * HS;
     for (ptrdiff_t query = 0; query < T; query++) {
-      const float *q = (const float *)qkv + (at + query * row);
+      const float *q = (const float *)op->qkv + (at + query * row);
       const ptrdiff_t to = ((ptrdiff_t)b * T + query) * C + (ptrdiff_t)h * HS;
-      const float *g = (const float *)dout + to;
-      float *dq = (float *)dqkv + (at + query * row);
-      float d = g2z__cpu_dot(g, (const float *)out + to, HS);
+      const float *g = (const float *)op->dout + to;
+      float *dq = (float *)op->dqkv + (at + query * row);
+      float d = g2z__cpu_dot(g, (const float *)op->out + to, HS);
       uint64_t e = (uint64_t)((ptrdiff_t)h * T + query) * (uint64_t)T;
       for (ptrdiff_t key = 0; key <= query; key++) {
-        const float *k = (const float *)qkv + (at + key * row + C), *v = k + C;
-        float *dk = (float *)dqkv + (at + key * row + C), *dv = dk + C;
-        float p = expf(g2z__cpu_score(scale, q, k, HS) - lse[(ptrdiff_t)i * T + query]);
-        float f = g2z__cpu_factor(dropout, b, e + (uint64_t)key);
+        const float *k = (const float *)op->qkv + (at + key * row + C), *v = k + C;
+        float *dk = (float *)op->dqkv + (at + key * row + C), *dv = dk + C;
+        float p = expf(g2z__cpu_score(scale, q, k, HS) - op->lse[(ptrdiff_t)i * T + query]);
+        float f = g2z__cpu_factor(&op->dropout, b, e + (uint64_t)key);
         float ds = scale * p * (f * g2z__cpu_dot(g, v, HS) - d);
         g2z__cpu_add(dq, ds, k, HS);
         g2z__cpu_add(dk, ds, q, HS);
@@ -6328,8 +6508,9 @@ G2Z__PRIVATE g2z_status g2z__cpu_attention_bwd(g2z_device *device, void *dqkv, v
       }
     }
   }
-  g2z__cpu_cast_act(device, dqkv, (const float *)dqkv, (size_t)B * (size_t)T * (size_t)row);
-  g2z__cpu_column_sums(device->grad_dtype, dbias, mode, dqkv, NULL, NULL, NULL, B * T, row);
+  g2z__cpu_cast_act(device, op->dqkv, (const float *)op->dqkv, (size_t)B * (size_t)T * (size_t)row);
+  g2z__cpu_column_sums(device->grad_dtype, op->dbias, op->mode, op->dqkv, NULL, NULL, NULL, B * T,
+                       row);
   return G2Z_OK;
 }
 
@@ -6358,74 +6539,74 @@ G2Z__PRIVATE float g2z__cpu_classify(g2z_dtype dtype, float *logits, int V, int3
 }
 
 /* Per chunk: logits = h wte^T; loss, dlogits; dwte = (or +=) dlogits^T h; dh = dlogits wte. */
-G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, float *losses, double *loss_sum,
-                                           void *dh, void *dwte, g2z_dtype dwte_dtype,
-                                           void *logits, const void *h, const void *wte,
-                                           const int32_t *targets, float dloss,
-                                           const g2z_step_state *state, g2z_write mode, int N,
-                                           int C, int V, int Vp, int chunk) {
-  G2Z_ASSERT(dwte_dtype == G2Z_FP32 || (N <= chunk && mode == G2Z_OVERWRITE));
-  const int eight = dh && device->fp8 == G2Z_FP8_ALL; /* dh, dwte from 8 bits */
-  float gradient = dh ? dloss * state->loss_scale : 0.0f, *narrow = NULL, *narrow_wte = NULL;
+G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, const g2z_head_loss *op) {
+  const int N = op->N, C = op->C, V = op->V, Vp = op->Vp, chunk = op->chunk;
+  G2Z_ASSERT(g2z__head_loss_whole(op));
+  G2Z_ASSERT(op->dwte_dtype == G2Z_FP32 || (N <= chunk && op->mode == G2Z_OVERWRITE));
+  const int eight = op->dh && device->fp8 == G2Z_FP8_ALL; /* dh, dwte from 8 bits */
+  const float gradient = op->dh ? op->dloss * op->state->loss_scale : 0.0f;
+  float *narrow = NULL, *narrow_wte = NULL;
   float *lost = NULL; /* [N] what rounding takes from a target's term in dh */
-  if (dh && device->fp8) { /* the operands of the logits in e4m3: each row of h has its own scale */
+  /* The operands of the logits in e4m3: each row of h has its own scale. */
+  if (op->dh && device->fp8) {
     const size_t row = (size_t)C, words = (size_t)V * row;
     G2Z_TRY(G2Z_NEW(device->services, (size_t)N * (row + 1) + words, &narrow));
     narrow_wte = narrow + (size_t)N * row;
     lost = narrow_wte + words;
     for (size_t at = 0; at < (size_t)N * row; at += row) {
-      const float *from = (const float *)h + at;
+      const float *from = (const float *)op->h + at;
       float most = 0;
       for (size_t c = 0; c < row; c++) most = fabsf(from[c]) > most ? fabsf(from[c]) : most;
       g2z__cpu_e4m3(narrow + at, from, row, g2z__e4m3_scale(most), NULL);
     }
-    g2z__cpu_e4m3(narrow_wte, (const float *)wte, words, G2Z__E4M3_W, device->clamped_weights);
+    g2z__cpu_e4m3(narrow_wte, (const float *)op->wte, words, G2Z__E4M3_W, device->clamped_weights);
   }
   for (int first = 0; first < N; first += chunk) {
     int n = g2z__cpu_min(chunk, N - first);
     size_t at = (size_t)first * (size_t)C;
-    const float *in = (const float *)h + at;
+    const float *in = (const float *)op->h + at;
     g2z__cpu_product p =
         g2z__cpu_product_of(n, V, C, g2z__cpu_rows(narrow ? narrow + at : in, C),
-                            g2z__cpu_transposed(narrow ? narrow_wte : wte, C));
-    p.out = (float *)logits, p.out_row = Vp, p.dtype = device->dtype;
+                            g2z__cpu_transposed(narrow ? narrow_wte : op->wte, C));
+    p.out = (float *)op->logits, p.out_row = Vp, p.dtype = device->dtype;
     g2z__cpu_multiply(&p);
     G2Z__PARALLEL(30.0 * n * V)
     for (int i = 0; i < n; i++) {
-      float *row = (float *)logits + (size_t)i * (size_t)Vp;
-      const int target = targets[first + i];
+      float *row = (float *)op->logits + (size_t)i * (size_t)Vp;
+      const int target = op->targets[first + i];
       const float z = exp2f(8 + g2z__head_part(i)); /* the sum of a row's exponentials in e5m2 */
-      losses[first + i] = g2z__cpu_classify(eight ? G2Z_FP32 : device->dtype, row, V, target,
+      op->losses[first + i] = g2z__cpu_classify(eight ? G2Z_FP32 : device->dtype, row, V, target,
                                             eight ? z : gradient);
       if (!eight) continue;
       const size_t own = (size_t)i * (size_t)C;
       lost[i] = target < 0 ? 0 : row[target] * G2Z__E5M2_SHRINKS - g2z__round_e5m2(row[target]);
       for (int v = 0; v < V; v++) row[v] = g2z__round_e5m2(row[v]);
       for (int c = 0; c < C; c++) /* dh first holds dwte's right operand */
-        ((float *)dh + at + own)[c] =
+        ((float *)op->dh + at + own)[c] =
             g2z__round_e4m3((in + own)[c] * (0x1p9f / z)) * (gradient * 0x1p-9f);
     }
-    if (!dh) continue;
-    p = g2z__cpu_product_of(V, C, n, g2z__cpu_transposed(logits, Vp),
-                            g2z__cpu_rows(eight ? (const float *)dh + at : in, C));
-    p.out = (float *)dwte, p.dtype = dwte_dtype, p.mode = first ? G2Z_ACCUMULATE : mode;
+    if (!op->dh) continue;
+    p = g2z__cpu_product_of(V, C, n, g2z__cpu_transposed(op->logits, Vp),
+                            g2z__cpu_rows(eight ? (const float *)op->dh + at : in, C));
+    p.out = (float *)op->dwte, p.dtype = op->dwte_dtype, p.mode = first ? G2Z_ACCUMULATE : op->mode;
     g2z__cpu_multiply(&p);
-    p = g2z__cpu_product_of(n, C, V, g2z__cpu_rows(logits, Vp),
-                            g2z__cpu_rows(eight ? narrow_wte : wte, C));
-    p.out = (float *)dh + at, p.dtype = eight ? G2Z_FP32 : device->dtype;
+    p = g2z__cpu_product_of(n, C, V, g2z__cpu_rows(op->logits, Vp),
+                            g2z__cpu_rows(eight ? narrow_wte : op->wte, C));
+    p.out = (float *)op->dh + at, p.dtype = eight ? G2Z_FP32 : device->dtype;
     g2z__cpu_multiply(&p);
     for (int i = 0; eight && i < n; i++) {
-      float *to = (float *)dh + at + (size_t)i * (size_t)C, z = exp2f(8 + g2z__head_part(i));
-      const int target = targets[first + i] < 0 ? 0 : targets[first + i];
+      float *to = (float *)op->dh + at + (size_t)i * (size_t)C, z = exp2f(8 + g2z__head_part(i));
+      const int target = op->targets[first + i] < 0 ? 0 : op->targets[first + i];
       const float *w = narrow_wte + (size_t)target * (size_t)C;
       for (int c = 0; c < C; c++)
         to[c] = g2z__round(device->dtype, (to[c] + lost[i] * w[c]) * (gradient / z));
     }
   }
   g2z_release(device->services, narrow);
-  for (int i = 0; i < N; i++) *loss_sum += (double)losses[i];
-  if (dh && mode == G2Z_OVERWRITE)
-    memset((float *)dwte + (size_t)V * (size_t)C, 0, (size_t)(Vp - V) * (size_t)C * sizeof(float));
+  for (int i = 0; i < N; i++) *op->loss_sum += (double)op->losses[i];
+  if (op->dh && op->mode == G2Z_OVERWRITE)
+    memset((float *)op->dwte + (size_t)V * (size_t)C, 0,
+           (size_t)(Vp - V) * (size_t)C * sizeof(float));
   return G2Z_OK;
 }
 
@@ -6633,16 +6814,17 @@ G2Z__PRIVATE int g2z__sample(const float *logits, int vocab, const g2z_sampling 
   return best; /* the sum is 0 or NaN, or rounding left draw >= 0 */
 }
 
-G2Z__PRIVATE g2z_status g2z__cpu_draw(g2z_device *device, int32_t *tokens, int32_t *drawn,
-                                      int32_t *positions, const float *logits,
-                                      const g2z_sampling *sampling, int B, int V, int T) {
+G2Z__PRIVATE g2z_status g2z__cpu_draw(g2z_device *device, const g2z_draw *op) {
+  const int B = op->B, V = op->V, T = op->T;
+  G2Z_ASSERT(g2z__draw_whole(op));
   (void)device;
   G2Z__PARALLEL(10.0 * B * V)
   for (int b = 0; b < B; b++) {
-    g2z_sampling own = *sampling;
+    g2z_sampling own = *op->sampling;
     own.seed += (uint64_t)b;
-    tokens[b] = g2z__sample(logits + (size_t)b * (size_t)V, V, &own, (uint32_t)drawn[b]++);
-    if (positions[b] < T - 1) positions[b]++;
+    const uint32_t index = (uint32_t)op->drawn[b]++;
+    op->tokens[b] = g2z__sample(op->logits + (size_t)b * (size_t)V, V, &own, index);
+    if (op->positions[b] < T - 1) op->positions[b]++;
   }
   return G2Z_OK;
 }
@@ -6673,29 +6855,51 @@ G2Z__PRIVATE g2z_status g2z__cpu_tuning_read(g2z_device *device, const char *tex
 }
 
 static const g2z_ops *g2z__cpu_ops(void) {
+  /* Device memory is host memory. Without narrow_weights, products round their weights. */
   static const g2z_ops ops = {
-      g2z__cpu_allocate,       g2z__cpu_release,         /* device memory is host memory */
-      g2z__cpu_allocate,       g2z__cpu_release,
-      g2z__cpu_copy,           g2z__cpu_copy,            /* upload, download */
-      g2z__cpu_zero,
-      g2z__cpu_event,          g2z__cpu_event,           /* mark, wait */
-      g2z__cpu_synchronize,    g2z__cpu_close,
-      g2z__cpu_graph_begin,    NULL,                     NULL, NULL,
-      g2z__cpu_span_begin,     g2z__cpu_span_end,
-      g2z__cpu_synchronize,    g2z__cpu_synchronize,     /* timers_open, timers_settle */
-      g2z__cpu_tuning,         g2z__cpu_tuning_read,
-      g2z__cpu_embed_fwd,      g2z__cpu_embed_bwd,
-      g2z__cpu_embed_order,    g2z__cpu_embed_add,
-      g2z__cpu_embed_next,     g2z__cpu_attention_next,
-      g2z__cpu_layernorm_fwd,  g2z__cpu_layernorm_bwd,
-      g2z__cpu_linear_fwd,     g2z__cpu_linear_bwd_data, g2z__cpu_linear_bwd_weight,
-      NULL,                                              /* narrow_weights: products round */
-      g2z__cpu_attention_fwd,  g2z__cpu_attention_bwd,
-      g2z__cpu_head_loss,      g2z__cpu_head_logits,     g2z__cpu_draw,
-      g2z__cpu_cast_act,       g2z__cpu_cast_grad,
-      g2z__cpu_grad_add,       g2z__cpu_grad_sumsq,
-      g2z__cpu_decide,         g2z__cpu_adamw,
-      g2z__cpu_momentum,       g2z__cpu_orthogonalize,   g2z__cpu_muon,
+      .allocate = g2z__cpu_allocate,
+      .release = g2z__cpu_release,
+      .allocate_host = g2z__cpu_allocate,
+      .release_host = g2z__cpu_release,
+      .upload = g2z__cpu_copy,
+      .download = g2z__cpu_copy,
+      .zero = g2z__cpu_zero,
+      .mark = g2z__cpu_event,
+      .wait = g2z__cpu_event,
+      .synchronize = g2z__cpu_synchronize,
+      .close = g2z__cpu_close,
+      .graph_begin = g2z__cpu_graph_begin,
+      .span_begin = g2z__cpu_span_begin,
+      .span_end = g2z__cpu_span_end,
+      .timers_open = g2z__cpu_synchronize,
+      .timers_settle = g2z__cpu_synchronize,
+      .tuning = g2z__cpu_tuning,
+      .tuning_read = g2z__cpu_tuning_read,
+      .embed_fwd = g2z__cpu_embed_fwd,
+      .embed_bwd = g2z__cpu_embed_bwd,
+      .embed_add = g2z__cpu_embed_add,
+      .embed_next = g2z__cpu_embed_next,
+      .layernorm_fwd = g2z__cpu_layernorm_fwd,
+      .layernorm_bwd = g2z__cpu_layernorm_bwd,
+      .linear_fwd = g2z__cpu_linear_fwd,
+      .linear_bwd_data = g2z__cpu_linear_bwd_data,
+      .linear_bwd_weight = g2z__cpu_linear_bwd_weight,
+      .attention_fwd = g2z__cpu_attention_fwd,
+      .attention_bwd = g2z__cpu_attention_bwd,
+      .attention_next = g2z__cpu_attention_next,
+      .head_loss = g2z__cpu_head_loss,
+      .draw = g2z__cpu_draw,
+      .embed_order = g2z__cpu_embed_order,
+      .head_logits = g2z__cpu_head_logits,
+      .cast_act = g2z__cpu_cast_act,
+      .cast_grad = g2z__cpu_cast_grad,
+      .grad_add = g2z__cpu_grad_add,
+      .grad_sumsq = g2z__cpu_grad_sumsq,
+      .decide = g2z__cpu_decide,
+      .adamw = g2z__cpu_adamw,
+      .momentum = g2z__cpu_momentum,
+      .orthogonalize = g2z__cpu_orthogonalize,
+      .muon = g2z__cpu_muon,
   };
   return &ops;
 }
@@ -9202,7 +9406,6 @@ G2Z__PRIVATE g2z__narrow_places g2z__narrow_of(const g2z_model *model, const g2z
 G2Z__PRIVATE g2z_status g2z__block_activations(const g2z_model *model, const g2z__pass *pass,
                                                int layer) {
   g2z_device *dev = model->device;
-  const g2z_ops *op = dev->ops;
   int unit = model->plan->model.layers - layer;
   int C = model->plan->model.channels, NH = model->plan->model.heads, N = pass->B * pass->T;
   g2z_dropout drop_att = g2z__dropout_at(pass, layer, G2Z__SITE_ATTENTION);
@@ -9212,28 +9415,33 @@ G2Z__PRIVATE g2z_status g2z__block_activations(const g2z_model *model, const g2z
   qkv = (char *)qkv +
         (size_t)pass->sequence * (size_t)pass->window * 3 * (size_t)C * model->plan->dtype_bytes;
 
-  G2Z_TRY(op->layernorm_fwd(dev, G2Z__A(LN1), narrow.ln1, G2Z__F(LN1_MEAN), G2Z__F(LN1_RSTD), res,
-                            G2Z__W(LN1W), G2Z__W(LN1B), N, C));
-  G2Z_TRY(op->linear_fwd(dev, pass->positions ? next : qkv, NULL, NULL, G2Z__A(LN1), narrow.ln1,
-                         G2Z__W(QKVW), G2Z__W(QKVB), NULL, NULL, N, C, 3 * C));
+  G2Z__RUN(dev, layernorm_fwd, .y = G2Z__A(LN1), .narrow = narrow.ln1, .mean = G2Z__F(LN1_MEAN),
+           .rstd = G2Z__F(LN1_RSTD), .x = res, .w = G2Z__W(LN1W), .b = G2Z__W(LN1B), .N = N,
+           .C = C);
+  G2Z__RUN(dev, linear_fwd, .y = pass->positions ? next : qkv, .x = G2Z__A(LN1),
+           .narrow_x = narrow.ln1, .w = G2Z__W(QKVW), .bias = G2Z__W(QKVB), .N = N, .K = C,
+           .O = 3 * C);
   if (pass->positions)
-    G2Z_TRY(op->attention_next(dev, G2Z__A(ATT), qkv, next, pass->positions, pass->B,
-                               pass->window, C, NH));
+    G2Z__RUN(dev, attention_next, .out = G2Z__A(ATT), .past = qkv, .rows = next,
+             .positions = pass->positions, .B = pass->B, .T = pass->window, .C = C, .NH = NH);
   else
-    G2Z_TRY(op->attention_fwd(dev, G2Z__A(ATT), narrow.att, G2Z__F(LSE), qkv, &drop_att, pass->B,
-                              pass->T, C, NH));
-  G2Z_TRY(op->linear_fwd(dev, G2Z__A(RES2), NULL, NULL, G2Z__A(ATT), narrow.att,
-                         G2Z__W(ATTPROJW), G2Z__W(ATTPROJB), res, &drop_attproj, N, C, C));
-  G2Z_TRY(op->layernorm_fwd(dev, G2Z__A(LN2), narrow.ln2, G2Z__F(LN2_MEAN), G2Z__F(LN2_RSTD),
-                            G2Z__A(RES2), G2Z__W(LN2W), G2Z__W(LN2B), N, C));
-  return op->linear_fwd(dev, G2Z__A(FC), narrow.fc, G2Z__A(FCSLOPE), G2Z__A(LN2), narrow.ln2,
-                        G2Z__W(FCW), G2Z__W(FCB), NULL, NULL, N, C, 4 * C);
+    G2Z__RUN(dev, attention_fwd, .out = G2Z__A(ATT), .narrow = narrow.att, .lse = G2Z__F(LSE),
+             .qkv = qkv, .dropout = drop_att, .B = pass->B, .T = pass->T, .C = C, .NH = NH);
+  G2Z__RUN(dev, linear_fwd, .y = G2Z__A(RES2), .x = G2Z__A(ATT), .narrow_x = narrow.att,
+           .w = G2Z__W(ATTPROJW), .bias = G2Z__W(ATTPROJB), .residual = res,
+           .dropout = drop_attproj, .N = N, .K = C, .O = C);
+  G2Z__RUN(dev, layernorm_fwd, .y = G2Z__A(LN2), .narrow = narrow.ln2, .mean = G2Z__F(LN2_MEAN),
+           .rstd = G2Z__F(LN2_RSTD), .x = G2Z__A(RES2), .w = G2Z__W(LN2W), .b = G2Z__W(LN2B),
+           .N = N, .C = C);
+  G2Z__RUN(dev, linear_fwd, .y = G2Z__A(FC), .narrow_y = narrow.fc, .slope = G2Z__A(FCSLOPE),
+           .x = G2Z__A(LN2), .narrow_x = narrow.ln2, .w = G2Z__W(FCW), .bias = G2Z__W(FCB), .N = N,
+           .K = C, .O = 4 * C);
+  return G2Z_OK;
 }
 
 /* Runs a unit's part of the forward pass. wte has none: unit wpe reads the rows of both. */
 G2Z__PRIVATE g2z_status g2z__unit_forward(const g2z_model *model, const g2z__pass *pass, int unit) {
   g2z_device *dev = model->device;
-  const g2z_ops *op = dev->ops;
   const g2z_plan *plan = model->plan;
   int C = plan->model.channels, L = plan->model.layers, N = pass->B * pass->T, layer = 0;
   const void *wte = g2z__parameter(model, plan->wte, G2Z_WTE);
@@ -9242,21 +9450,27 @@ G2Z__PRIVATE g2z_status g2z__unit_forward(const g2z_model *model, const g2z__pas
     case G2Z_UNIT_WTE: return G2Z_OK;
     case G2Z_UNIT_WPE:
       if (pass->positions)
-        return op->embed_next(dev, G2Z__A(EMBED), pass->x, pass->positions, wte, G2Z__W(WPE),
-                              pass->B, C);
-      return op->embed_fwd(dev, G2Z__A(EMBED), pass->x, wte, G2Z__W(WPE), &dropout, pass->B,
-                           pass->T, C);
+        G2Z__RUN(dev, embed_next, .out = G2Z__A(EMBED), .tokens = pass->x,
+                 .positions = pass->positions, .wte = wte, .wpe = G2Z__W(WPE), .B = pass->B,
+                 .C = C);
+      else
+        G2Z__RUN(dev, embed_fwd, .out = G2Z__A(EMBED), .tokens = pass->x, .wte = wte,
+                 .wpe = G2Z__W(WPE), .dropout = dropout, .B = pass->B, .T = pass->T, .C = C);
+      return G2Z_OK;
     case G2Z_UNIT_BLOCK:
       layer = L - unit;
       dropout = g2z__dropout_at(pass, layer, G2Z__SITE_FCPROJ);
       G2Z_TRY(g2z__block_activations(model, pass, layer));
-      return op->linear_fwd(dev, G2Z__A(RES3), NULL, NULL, G2Z__A(FC),
-                            g2z__narrow_of(model, pass, layer).fc, G2Z__W(FCPROJW),
-                            G2Z__W(FCPROJB), G2Z__A(RES2), &dropout, N, 4 * C, C);
+      G2Z__RUN(dev, linear_fwd, .y = G2Z__A(RES3), .x = G2Z__A(FC),
+               .narrow_x = g2z__narrow_of(model, pass, layer).fc, .w = G2Z__W(FCPROJW),
+               .bias = G2Z__W(FCPROJB), .residual = G2Z__A(RES2), .dropout = dropout, .N = N,
+               .K = 4 * C, .O = C);
+      return G2Z_OK;
     case G2Z_UNIT_LNF: break;
   }
-  return op->layernorm_fwd(dev, G2Z__A(LNF), NULL, G2Z__F(LNF_MEAN), G2Z__F(LNF_RSTD),
-                           g2z__residual(model, L), G2Z__W(LNFW), G2Z__W(LNFB), N, C);
+  G2Z__RUN(dev, layernorm_fwd, .y = G2Z__A(LNF), .mean = G2Z__F(LNF_MEAN), .rstd = G2Z__F(LNF_RSTD),
+           .x = g2z__residual(model, L), .w = G2Z__W(LNFW), .b = G2Z__W(LNFB), .N = N, .C = C);
+  return G2Z_OK;
 }
 
 /* Computes the loss of a forward pass. With `state`, also writes dh into WIDE and the head's part
@@ -9266,12 +9480,13 @@ G2Z__PRIVATE g2z_status g2z__head_loss(const g2z_model *model, const g2z__pass *
   const g2z_plan *plan = model->plan;
   const int layer = 0, backward = state != NULL;
   const float dloss = (float)(1.0 / (double)plan->step_tokens);
-  return model->device->ops->head_loss(
-      model->device, G2Z__F(LOSSES), loss_sum, backward ? G2Z__A(WIDE) : NULL,
-      backward ? model->dwte : NULL, plan->dwte_dtype, model->logits, G2Z__A(LNF),
-      g2z__parameter(model, plan->wte, G2Z_WTE), pass->y, dloss, state, pass->write,
-      pass->B * pass->T, plan->model.channels, plan->model.vocab, plan->vocab_padded,
-      plan->head_chunk);
+  G2Z__RUN(model->device, head_loss, .losses = G2Z__F(LOSSES), .loss_sum = loss_sum,
+           .dh = backward ? G2Z__A(WIDE) : NULL, .dwte = backward ? model->dwte : NULL,
+           .dwte_dtype = plan->dwte_dtype, .logits = model->logits, .h = G2Z__A(LNF),
+           .wte = g2z__parameter(model, plan->wte, G2Z_WTE), .targets = pass->y, .dloss = dloss,
+           .state = state, .mode = pass->write, .N = pass->B * pass->T, .C = plan->model.channels,
+           .V = plan->model.vocab, .Vp = plan->vocab_padded, .chunk = plan->head_chunk);
+  return G2Z_OK;
 }
 
 /* The gradient that a projection or the embedding receives: DRES, or its masked copy in LNF. */
@@ -9294,7 +9509,6 @@ G2Z__PRIVATE void *g2z__dln1(const g2z_model *model, const g2z__pass *pass) {
 G2Z__PRIVATE g2z_status g2z__unit_backward(const g2z_model *model, const g2z__pass *pass,
                                            int unit) {
   g2z_device *dev = model->device;
-  const g2z_ops *op = dev->ops;
   const g2z_plan *plan = model->plan;
   g2z_write mode = pass->write;
   const g2z_unit_kind kind = plan->unit[unit].kind;
@@ -9302,8 +9516,10 @@ G2Z__PRIVATE g2z_status g2z__unit_backward(const g2z_model *model, const g2z__pa
   int C = plan->model.channels, NH = plan->model.heads, N = pass->B * pass->T;
   if (kind == G2Z_UNIT_WPE) {
     g2z_dropout dropout = g2z__dropout_at(pass, 0, G2Z__SITE_EMBED);
-    return op->embed_bwd(dev, pass->keep_rows ? NULL : (float *)model->dwte, G2Z__G(WPE),
-                         G2Z__A(DRES), pass->x, mode, &dropout, pass->B, pass->T, C);
+    G2Z__RUN(dev, embed_bwd, .dwte = pass->keep_rows ? NULL : (float *)model->dwte,
+             .dwpe = G2Z__G(WPE), .dout = G2Z__A(DRES), .tokens = pass->x, .mode = mode,
+             .dropout = dropout, .B = pass->B, .T = pass->T, .C = C);
+    return G2Z_OK;
   }
   if (kind != G2Z_UNIT_BLOCK) return G2Z_OK;
   g2z_dropout drop_att = g2z__dropout_at(pass, layer, G2Z__SITE_ATTENTION);
@@ -9317,26 +9533,32 @@ G2Z__PRIVATE g2z_status g2z__unit_backward(const g2z_model *model, const g2z__pa
   /* Makes the same bits again. No other block has overwritten the last block's activations. */
   if (plan->recompute == G2Z_RECOMPUTE_BLOCK && layer < plan->model.layers - 1)
     G2Z_TRY(g2z__block_activations(model, pass, layer));
-  G2Z_TRY(op->linear_bwd_data(dev, dfc, G2Z__G(FCB), dproj, G2Z__W(FCPROJW), G2Z__A(FCSLOPE),
-                              narrow.dproj, mode, N, 4 * C, C));
-  G2Z_TRY(op->linear_bwd_weight(dev, G2Z__G(FCPROJW), G2Z__A(FC), dproj, narrow.dproj, mode, N,
-                                4 * C, C));
-  G2Z_TRY(op->linear_bwd_weight(dev, G2Z__G(FCW), G2Z__A(LN2), dfc, narrow.dfc, mode, N, C, 4 * C));
-  G2Z_TRY(op->linear_bwd_data(dev, dln2, NULL, dfc, G2Z__W(FCW), NULL, narrow.dfc, mode, N, C,
-                              4 * C));
-  G2Z_TRY(op->layernorm_bwd(dev, dres, dropped, G2Z__G(LN2W), G2Z__G(LN2B), G2Z__G(ATTPROJB), dln2,
-                            G2Z__A(RES2), G2Z__W(LN2W), G2Z__F(LN2_MEAN), G2Z__F(LN2_RSTD),
-                            G2Z_ACCUMULATE, mode, &drop_attproj, N, C));
+  G2Z__RUN(dev, linear_bwd_data, .dx = dfc, .dbias = G2Z__G(FCB), .dy = dproj, .w = G2Z__W(FCPROJW),
+           .slope = G2Z__A(FCSLOPE), .narrow = narrow.dproj, .mode = mode, .N = N, .K = 4 * C,
+           .O = C);
+  G2Z__RUN(dev, linear_bwd_weight, .dw = G2Z__G(FCPROJW), .x = G2Z__A(FC), .dy = dproj,
+           .narrow_dy = narrow.dproj, .mode = mode, .N = N, .K = 4 * C, .O = C);
+  G2Z__RUN(dev, linear_bwd_weight, .dw = G2Z__G(FCW), .x = G2Z__A(LN2), .dy = dfc,
+           .narrow_dy = narrow.dfc, .mode = mode, .N = N, .K = C, .O = 4 * C);
+  G2Z__RUN(dev, linear_bwd_data, .dx = dln2, .dy = dfc, .w = G2Z__W(FCW), .narrow = narrow.dfc,
+           .mode = mode, .N = N, .K = C, .O = 4 * C);
+  G2Z__RUN(dev, layernorm_bwd, .dres = dres, .dropped = dropped, .dw = G2Z__G(LN2W),
+           .db = G2Z__G(LN2B), .dbias = G2Z__G(ATTPROJB), .dy = dln2, .x = G2Z__A(RES2),
+           .w = G2Z__W(LN2W), .mean = G2Z__F(LN2_MEAN), .rstd = G2Z__F(LN2_RSTD),
+           .res_mode = G2Z_ACCUMULATE, .mode = mode, .dropout = drop_attproj, .N = N, .C = C);
   const void *dattproj = g2z__dropped(model, pass);
-  G2Z_TRY(op->linear_bwd_weight(dev, G2Z__G(ATTPROJW), G2Z__A(ATT), dattproj, NULL, mode, N, C, C));
-  G2Z_TRY(op->linear_bwd_data(dev, datt, NULL, dattproj, G2Z__W(ATTPROJW), NULL, NULL, mode, N, C,
-                              C));
-  G2Z_TRY(op->attention_bwd(dev, dqkv, narrow.dqkv, G2Z__G(QKVB), datt, G2Z__A(ATT), G2Z__F(LSE),
-                            G2Z__A(QKV), mode, &drop_att, pass->B, pass->T, C, NH));
-  G2Z_TRY(op->linear_bwd_weight(dev, G2Z__G(QKVW), G2Z__A(LN1), dqkv, narrow.dqkv, mode, N, C,
-                                3 * C));
-  return op->linear_bwd_data(dev, dln1, NULL, dqkv, G2Z__W(QKVW), NULL, narrow.dqkv, mode, N, C,
-                             3 * C);
+  G2Z__RUN(dev, linear_bwd_weight, .dw = G2Z__G(ATTPROJW), .x = G2Z__A(ATT), .dy = dattproj,
+           .mode = mode, .N = N, .K = C, .O = C);
+  G2Z__RUN(dev, linear_bwd_data, .dx = datt, .dy = dattproj, .w = G2Z__W(ATTPROJW), .mode = mode,
+           .N = N, .K = C, .O = C);
+  G2Z__RUN(dev, attention_bwd, .dqkv = dqkv, .narrow = narrow.dqkv, .dbias = G2Z__G(QKVB),
+           .dout = datt, .out = G2Z__A(ATT), .lse = G2Z__F(LSE), .qkv = G2Z__A(QKV), .mode = mode,
+           .dropout = drop_att, .B = pass->B, .T = pass->T, .C = C, .NH = NH);
+  G2Z__RUN(dev, linear_bwd_weight, .dw = G2Z__G(QKVW), .x = G2Z__A(LN1), .dy = dqkv,
+           .narrow_dy = narrow.dqkv, .mode = mode, .N = N, .K = C, .O = 3 * C);
+  G2Z__RUN(dev, linear_bwd_data, .dx = dln1, .dy = dqkv, .w = G2Z__W(QKVW), .narrow = narrow.dqkv,
+           .mode = mode, .N = N, .K = C, .O = 3 * C);
+  return G2Z_OK;
 }
 
 /* Backward of one LayerNorm: a block's first or the final one. Adds to DRES, the gradient of its
@@ -9355,12 +9577,16 @@ G2Z__PRIVATE g2z_status g2z__unit_backward_norm(const g2z_model *model, const g2
   void *dropped = bias || pass->keep_rows ? G2Z__A(LNF) : NULL; /* wpe: for gather_rows */
   void *stream = g2z__residual(model, layer);
   if (final)
-    return dev->ops->layernorm_bwd(dev, G2Z__A(DRES), dropped, G2Z__G(LNFW), G2Z__G(LNFB), bias,
-                                   G2Z__A(WIDE), stream, G2Z__W(LNFW), G2Z__F(LNF_MEAN),
-                                   G2Z__F(LNF_RSTD), G2Z_OVERWRITE, pass->write, &below, N, C);
-  return dev->ops->layernorm_bwd(dev, G2Z__A(DRES), dropped, G2Z__G(LN1W), G2Z__G(LN1B), bias,
-                                 g2z__dln1(model, pass), stream, G2Z__W(LN1W), G2Z__F(LN1_MEAN),
-                                 G2Z__F(LN1_RSTD), G2Z_ACCUMULATE, pass->write, &below, N, C);
+    G2Z__RUN(dev, layernorm_bwd, .dres = G2Z__A(DRES), .dropped = dropped, .dw = G2Z__G(LNFW),
+             .db = G2Z__G(LNFB), .dbias = bias, .dy = G2Z__A(WIDE), .x = stream, .w = G2Z__W(LNFW),
+             .mean = G2Z__F(LNF_MEAN), .rstd = G2Z__F(LNF_RSTD), .mode = pass->write,
+             .dropout = below, .N = N, .C = C);
+  else
+    G2Z__RUN(dev, layernorm_bwd, .dres = G2Z__A(DRES), .dropped = dropped, .dw = G2Z__G(LN1W),
+             .db = G2Z__G(LN1B), .dbias = bias, .dy = g2z__dln1(model, pass), .x = stream,
+             .w = G2Z__W(LN1W), .mean = G2Z__F(LN1_MEAN), .rstd = G2Z__F(LN1_RSTD),
+             .res_mode = G2Z_ACCUMULATE, .mode = pass->write, .dropout = below, .N = N, .C = C);
+  return G2Z_OK;
 }
 
 #undef G2Z__A
@@ -10476,8 +10702,10 @@ G2Z__PRIVATE g2z_status g2z__draw_next(g2z__continued *g, int first, size_t row,
   g2z_sampling sampling = *g->sampling;
   sampling.seed += (uint64_t)first;
   G2Z_TRY(g2z__model_head(g->model, g->on.logits, row, n));
-  return dev->ops->draw(dev, g->on.next + first, g->on.drawn + first, g->on.positions + first,
-                        g->on.logits, &sampling, n, g->model->config.vocab, g->window);
+  G2Z__RUN(dev, draw, .tokens = g->on.next + first, .drawn = g->on.drawn + first,
+           .positions = g->on.positions + first, .logits = g->on.logits, .sampling = &sampling,
+           .B = n, .V = g->model->config.vocab, .T = g->window);
+  return G2Z_OK;
 }
 
 /* Runs a sequence's last tokens in one pass, fills its part of the cache, and draws the next token.
@@ -11515,5 +11743,10 @@ G2Z_API g2z_status g2z_trainer_load(g2z_trainer *t, const char *directory) {
 
 #if defined(__CUDACC__)
 #include "gpt2_zero_kernels.cuh"
+#endif
+#if defined(__clang__)
+#pragma clang diagnostic pop
+#elif defined(__GNUC__)
+#pragma GCC diagnostic pop
 #endif
 #endif /* GPT2_ZERO_IMPLEMENTATION */

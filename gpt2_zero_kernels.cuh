@@ -842,13 +842,6 @@ static __device__ inline float g2z__team_sum(float x, float *shared) {
 
 typedef enum g2z__drop { G2Z__DROP_OFF, G2Z__DROP_ON } g2z__drop;
 
-/* A dropout as a kernel's argument: all zero without dropout. */
-static g2z_dropout g2z__dropout_value(const g2z_dropout *dropout) {
-  g2z_dropout value;
-  memset(&value, 0, sizeof value);
-  return g2z__dropout_on(dropout) ? *dropout : value;
-}
-
 /* Dropout factors of pack `index` in row `row` of a tensor [N,C]. The step is read once, not once
  * per group of four. */
 template <typename A>
@@ -1034,24 +1027,25 @@ static __global__ void g2z_k_embed_fwd(A *out, const int32_t *tokens, const int3
 }
 
 template <typename A>
-static g2z_status g2z_cuda_embed_fwd(g2z_device *device, void *out, const int32_t *tokens,
-                                     const void *wte, const void *wpe, const g2z_dropout *dropout,
-                                     int B, int T, int C) {
-  auto kernel = g2z__dropout_on(dropout) ? g2z_k_embed_fwd<A, G2Z__DROP_ON>
-                                         : g2z_k_embed_fwd<A, G2Z__DROP_OFF>;
+static g2z_status g2z_cuda_embed_fwd(g2z_device *device, const g2z_embed_fwd *op) {
+  const int B = op->B, T = op->T, C = op->C;
+  G2Z_ASSERT(g2z__embed_fwd_whole(op));
+  auto kernel = g2z_k_embed_fwd<A, G2Z__DROP_OFF>;
+  if (g2z__dropout_on(&op->dropout)) kernel = g2z_k_embed_fwd<A, G2Z__DROP_ON>;
   int N = B * T;
   return g2z__launch(device, "g2z_k_embed_fwd", kernel, (unsigned)g2z__blocks((size_t)N, 8),
-                     dim3(32, 8), 0, (A *)out, tokens, (const int32_t *)NULL, (const A *)wte,
-                     (const A *)wpe, g2z__dropout_value(dropout), N, T, C);
+                     dim3(32, 8), 0, (A *)op->out, op->tokens, (const int32_t *)NULL,
+                     (const A *)op->wte, (const A *)op->wpe, op->dropout, N, T, C);
 }
 
 template <typename A>
-static g2z_status g2z_cuda_embed_next(g2z_device *device, void *out, const int32_t *tokens,
-                                      const int32_t *positions, const void *wte, const void *wpe,
-                                      int B, int C) {
+static g2z_status g2z_cuda_embed_next(g2z_device *device, const g2z_embed_next *op) {
+  const int B = op->B, C = op->C;
+  G2Z_ASSERT(g2z__embed_next_whole(op));
   return g2z__launch(device, "g2z_k_embed_fwd", g2z_k_embed_fwd<A, G2Z__DROP_OFF>,
-                     (unsigned)g2z__blocks((size_t)B, 8), dim3(32, 8), 0, (A *)out, tokens,
-                     positions, (const A *)wte, (const A *)wpe, g2z__dropout_value(NULL), B, 1, C);
+                     (unsigned)g2z__blocks((size_t)B, 8), dim3(32, 8), 0, (A *)op->out, op->tokens,
+                     op->positions, (const A *)op->wte, (const A *)op->wpe, g2z_dropout(), B, 1,
+                     C);
 }
 
 /* One pack of a row's gradient, after dropout's backward. */
@@ -1348,13 +1342,13 @@ static g2z_status g2z__embed_bwd(g2z_device *device, float *dwte, G *dwpe, const
 }
 
 template <typename A, typename G>
-static g2z_status g2z_cuda_embed_bwd(g2z_device *device, float *dwte, void *dwpe, const void *dout,
-                                     const int32_t *tokens, g2z_write mode,
-                                     const g2z_dropout *dropout, int B, int T, int C) {
-  auto launch = g2z__dropout_on(dropout) ? g2z__embed_bwd<A, G, G2Z__DROP_ON>
-                                         : g2z__embed_bwd<A, G, G2Z__DROP_OFF>;
-  return launch(device, dwte, (G *)dwpe, (const A *)dout, tokens, mode,
-                g2z__dropout_value(dropout), B, T, C);
+static g2z_status g2z_cuda_embed_bwd(g2z_device *device, const g2z_embed_bwd *op) {
+  const int B = op->B, T = op->T, C = op->C;
+  G2Z_ASSERT(g2z__embed_bwd_whole(op));
+  auto launch = g2z__embed_bwd<A, G, G2Z__DROP_OFF>;
+  if (g2z__dropout_on(&op->dropout)) launch = g2z__embed_bwd<A, G, G2Z__DROP_ON>;
+  return launch(device, op->dwte, (G *)op->dwpe, (const A *)op->dout, op->tokens, op->mode,
+                op->dropout, B, T, C);
 }
 
 static g2z_status g2z_cuda_embed_order(g2z_device *device, int32_t *order, const int32_t *tokens,
@@ -1373,26 +1367,26 @@ static g2z_status g2z_cuda_embed_order(g2z_device *device, int32_t *order, const
 }
 
 template <typename A, typename G>
-static g2z_status g2z_cuda_embed_add(g2z_device *device, void *grads, const g2z_row_part *parts,
-                                     int count, const void *rows, const int32_t *order, int N,
-                                     int C) {
+static g2z_status g2z_cuda_embed_add(g2z_device *device, const g2z_embed_add *op) {
+  const int N = op->N, C = op->C;
+  G2Z_ASSERT(g2z__embed_add_whole(op));
   int run_rows = g2z__run_rows(device, N, C / g2z__lanes<A>);
   size_t buffer = g2z__align(g2z__blocks((size_t)N, (size_t)run_rows) * (size_t)C * sizeof(float));
   g2z__embed_scratch scratch;
   void *memory;
-  if (count == 0) return G2Z_OK;
+  if (op->count == 0) return G2Z_OK;
   memset(&scratch, 0, sizeof scratch);
   G2Z_TRY(g2z__scratch(device, 2 * buffer, &memory));
   scratch.heads = (float *)memory;
   scratch.tails = (float *)((char *)memory + buffer);
-  scratch.sorted = (int32_t *)order; /* only read from here on */
-  scratch.order = (int32_t *)order + N;
-  for (int first = 0; first < count; first += G2Z__ROW_PARTS) {
+  scratch.sorted = (int32_t *)op->order; /* only read from here on */
+  scratch.order = (int32_t *)op->order + N;
+  for (int first = 0; first < op->count; first += G2Z__ROW_PARTS) {
     g2z__row_parts some;
-    some.count = count - first < G2Z__ROW_PARTS ? count - first : G2Z__ROW_PARTS;
-    memcpy(some.part, parts + first, (size_t)some.count * sizeof *parts);
-    G2Z_TRY((g2z__embed_runs<A, G, G2Z__DROP_OFF>(device, (G *)grads, &some, &scratch,
-                                                  (const A *)rows, g2z__dropout_value(NULL), N, C,
+    some.count = op->count - first < G2Z__ROW_PARTS ? op->count - first : G2Z__ROW_PARTS;
+    memcpy(some.part, op->parts + first, (size_t)some.count * sizeof *op->parts);
+    G2Z_TRY((g2z__embed_runs<A, G, G2Z__DROP_OFF>(device, (G *)op->grads, &some, &scratch,
+                                                  (const A *)op->rows, g2z_dropout(), N, C,
                                                   run_rows)));
   }
   return G2Z_OK;
@@ -1550,15 +1544,16 @@ g2z_k_layernorm_eight(uint8_t *y, float *mean, float *rstd, const A *x, const A 
 }
 
 template <typename A>
-static g2z_status g2z_cuda_layernorm_fwd(g2z_device *device, void *y, void *narrow, float *mean,
-                                         float *rstd, const void *x, const void *w, const void *b,
-                                         int N, int C) {
+static g2z_status g2z_cuda_layernorm_fwd(g2z_device *device, const g2z_layernorm_fwd *op) {
+  const int N = op->N, C = op->C;
+  G2Z_ASSERT(g2z__layernorm_fwd_whole(op));
   if constexpr (std::is_same<A, __half>::value)
-    if (narrow && narrow == y) {
+    if (op->narrow && op->narrow == op->y) {
       G2Z_ASSERT(N % 128 == 0 && C % 16 == 0);
       return g2z__launch(device, "g2z_k_layernorm_eight", g2z_k_layernorm_eight<A>,
-                         (unsigned)(N / 32), 256, 0, (uint8_t *)y, mean, rstd, (const A *)x,
-                         (const A *)w, (const A *)b, C, device->clamped_inputs);
+                         (unsigned)(N / 32), 256, 0, (uint8_t *)op->y, op->mean, op->rstd,
+                         (const A *)op->x, (const A *)op->w, (const A *)op->b, C,
+                         device->clamped_inputs);
     }
 #define G2Z__WARPS(A, K) g2z_k_layernorm_fwd<A, K, G2Z__TEAM_WARP>
   static void (*const warps[])(A *, uint8_t *, float *, float *, const A *, const A *, const A *,
@@ -1576,8 +1571,8 @@ static g2z_status g2z_cuda_layernorm_fwd(g2z_device *device, void *y, void *narr
   unsigned rows = warp ? 8 : 1;
   return g2z__launch(device, "g2z_k_layernorm_fwd", kernel,
                      (unsigned)g2z__blocks((size_t)N, rows), dim3((unsigned)threads, rows), 0,
-                     (A *)y, (uint8_t *)narrow, mean, rstd, (const A *)x, (const A *)w,
-                     (const A *)b, N, C, device->clamped_inputs);
+                     (A *)op->y, (uint8_t *)op->narrow, op->mean, op->rstd, (const A *)op->x,
+                     (const A *)op->w, (const A *)op->b, N, C, device->clamped_inputs);
 }
 
 /* Arguments of g2z_k_layernorm_bwd. */
@@ -1856,32 +1851,30 @@ static g2z_status g2z__layernorm_bwd_run(g2z_device *device, g2z__layernorm_bwd_
 }
 
 template <typename A, typename G>
-static g2z_status g2z_cuda_layernorm_bwd(g2z_device *device, void *dres, void *dropped, void *dw,
-                                         void *db, void *dbias, const void *dy, const void *x,
-                                         const void *w, const float *mean, const float *rstd,
-                                         g2z_write res_mode, g2z_write mode,
-                                         const g2z_dropout *dropout, int N, int C) {
+static g2z_status g2z_cuda_layernorm_bwd(g2z_device *device, const g2z_layernorm_bwd *op) {
+  const int N = op->N, C = op->C;
+  G2Z_ASSERT(g2z__layernorm_bwd_whole(op));
   g2z__layernorm_bwd_data<A> data;
-  data.dres = (A *)dres;
-  data.dropped = (A *)dropped;
+  data.dres = (A *)op->dres;
+  data.dropped = (A *)op->dropped;
   data.partial = NULL;
-  data.dy = (const A *)dy;
-  data.x = (const A *)x;
-  data.w = (const A *)w;
-  data.mean = mean;
-  data.rstd = rstd;
-  data.res_mode = res_mode;
-  data.with_bias = dbias != NULL;
-  data.dropout = g2z__dropout_value(dropout);
+  data.dy = (const A *)op->dy;
+  data.x = (const A *)op->x;
+  data.w = (const A *)op->w;
+  data.mean = op->mean;
+  data.rstd = op->rstd;
+  data.res_mode = op->res_mode;
+  data.with_bias = op->dbias != NULL;
+  data.dropout = op->dropout;
   data.N = N;
   data.C = C;
-  int threads, K, drops = g2z__dropout_on(dropout) && dropped;
+  int threads, K, drops = g2z__dropout_on(&op->dropout) && op->dropped;
   G2Z_TRY(g2z__row_threads(device, C / g2z__lanes<A>, &threads, &K));
   auto run = K == 1 ? drops ? g2z__layernorm_bwd_run<A, G, 1, G2Z__DROP_ON>
                             : g2z__layernorm_bwd_run<A, G, 1, G2Z__DROP_OFF>
              : drops ? g2z__layernorm_bwd_run<A, G, 2, G2Z__DROP_ON>
                      : g2z__layernorm_bwd_run<A, G, 2, G2Z__DROP_OFF>;
-  return run(device, data, threads, (G *)dw, (G *)db, (G *)dbias, mode);
+  return run(device, data, threads, (G *)op->dw, (G *)op->db, (G *)op->dbias, op->mode);
 }
 
 /* ===== >>k24 pointwise ===================================================
@@ -2705,84 +2698,84 @@ static void g2z__narrow_key(g2z__lt_key *key, cudaDataType_t type) {
  * with dropout a separate kernel adds it, and the product goes to scratch if y is the residual.
  * cuBLASLt's GELU saves only its input: the slope in backward would take longer than a product. */
 template <typename A>
-static g2z_status g2z_cuda_linear_fwd(g2z_device *device, void *y, void *narrow_y, void *slope,
-                                      const void *x, const void *narrow_x, const void *w,
-                                      const void *bias, const void *residual,
-                                      const g2z_dropout *dropout, int N, int I, int O) {
-  int drops = residual && g2z__dropout_on(dropout), apart = drops && y == residual;
-  g2z__lt_key key = g2z__lt_rows_key<A, A>(device, N, I, O, G2Z__AS_IT_IS, G2Z__AS_IT_IS, O,
+static g2z_status g2z_cuda_linear_fwd(g2z_device *device, const g2z_linear_fwd *op) {
+  const int N = op->N, K = op->K, O = op->O;
+  G2Z_ASSERT(g2z__linear_fwd_whole(op));
+  int drops = op->residual && g2z__dropout_on(&op->dropout), apart = drops && op->y == op->residual;
+  g2z__lt_key key = g2z__lt_rows_key<A, A>(device, N, K, O, G2Z__AS_IT_IS, G2Z__AS_IT_IS, O,
                                            CUBLASLT_EPILOGUE_BIAS);
-  g2z__lt_operands on = g2z__lt_rows(y, x, w);
-  on.bias = bias;
-  on.slope = slope;
-  if (!drops) on.c = residual;
+  g2z__lt_operands on = g2z__lt_rows(op->y, op->x, op->w);
+  on.bias = op->bias;
+  on.slope = op->slope;
+  if (!drops) on.c = op->residual;
   size_t bytes = apart ? g2z__align((size_t)N * (size_t)O * sizeof(A)) : 0;
-  const g2z_narrow_weight *ready = narrow_x ? g2z__narrow_ready(device, w) : NULL;
-  size_t narrow_w = narrow_x && !ready ? (size_t)O * G2Z_NARROW_ROW(I) : 0;
+  const g2z_narrow_weight *ready = op->narrow_x ? g2z__narrow_ready(device, op->w) : NULL;
+  size_t narrow_w = op->narrow_x && !ready ? (size_t)O * G2Z_NARROW_ROW(K) : 0;
   void *memory = NULL;
   if (bytes + narrow_w) G2Z_TRY(g2z__scratch(device, bytes + narrow_w, &memory));
   if (apart) on.d = memory;
   const g2z__lt_key plain = key;
-  if (slope) key.epilogue = G2Z__EPILOGUE_GELU;
-  if (!narrow_x && slope) {
+  if (op->slope) key.epilogue = G2Z__EPILOGUE_GELU;
+  if (!op->narrow_x && op->slope) {
     size_t packs = (size_t)N * (size_t)O / g2z__lanes<A>;
     int fused;
     return g2z__lt_fused_or(device, &key, &on, [&] {
-      g2z__lt_operands product = g2z__lt_rows(slope, x, w);
-      product.bias = bias;
+      g2z__lt_operands product = g2z__lt_rows(op->slope, op->x, op->w);
+      product.bias = op->bias;
       G2Z_TRY(g2z__lt_multiply(device, &plain, &product));
       return g2z__launch(device, "g2z_k_gelu_fwd", g2z_k_gelu_fwd<A>,
-                         (unsigned)g2z__blocks(packs, 256), 256, 0, (A *)y, (A *)slope, packs);
+                         (unsigned)g2z__blocks(packs, 256), 256, 0, (A *)op->y, (A *)op->slope,
+                         packs);
     }, &fused);
   }
-  if (!narrow_x) G2Z_TRY(g2z__lt_multiply(device, &key, &on));
+  if (!op->narrow_x) G2Z_TRY(g2z__lt_multiply(device, &key, &on));
   else if constexpr (sizeof(A) == 2) {
-    const g2z_narrow_weight own = {w, (uint8_t *)memory + bytes, NULL, I, O};
+    const g2z_narrow_weight own = {op->w, (uint8_t *)memory + bytes, NULL, K, O};
     if (!ready) G2Z_TRY(g2z__narrow_launch<A>(device, &own, 1));
-    if (slope && narrow_y == y) key.epilogue = G2Z__EPILOGUE_GELU_8;
-    else if (slope) on.narrow = narrow_y;
+    if (op->slope && op->narrow_y == op->y) key.epilogue = G2Z__EPILOGUE_GELU_8;
+    else if (op->slope) on.narrow = op->narrow_y;
     on.a = ready ? ready->columns : own.columns;
-    on.b = narrow_x;
+    on.b = op->narrow_x;
     g2z__narrow_key(&key, CUDA_R_8F_E4M3);
     G2Z_TRY(g2z__hopper_product_run(device, &key, &on));
   }
   if (!drops) return G2Z_OK;
   return g2z__launch(device, "g2z_k_residual_dropout", g2z_k_residual_dropout<A>,
-                     (unsigned)g2z__blocks((size_t)N, 8), dim3(32, 8), 0, (A *)y, (const A *)on.d,
-                     (const A *)residual, *dropout, N, O);
+                     (unsigned)g2z__blocks((size_t)N, 8), dim3(32, 8), 0, (A *)op->y,
+                     (const A *)on.d, (const A *)op->residual, op->dropout, N, O);
 }
 
 /* dx = dy w^T. With a slope, dx is multiplied by it, and dbias = or += the column sums of dx. */
 template <typename A, typename G>
-static g2z_status g2z_cuda_linear_bwd_data(g2z_device *device, void *dx, void *dbias,
-                                           const void *dy, const void *w, const void *slope,
-                                           void *narrow, g2z_write mode, int N, int I, int O) {
-  if constexpr (!std::is_same<A, __half>::value) narrow = NULL; /* e5m2 has fp16's range */
-  g2z__lt_key plain = g2z__lt_rows_key<A, A>(device, N, O, I, G2Z__AS_IT_IS, G2Z__TRANSPOSED, I,
+static g2z_status g2z_cuda_linear_bwd_data(g2z_device *device, const g2z_linear_bwd_data *op) {
+  const int N = op->N, K = op->K, O = op->O;
+  G2Z_ASSERT(g2z__linear_bwd_data_whole(op));
+  void *narrow = std::is_same<A, __half>::value ? op->narrow : NULL; /* e5m2 has fp16's range */
+  g2z__lt_key plain = g2z__lt_rows_key<A, A>(device, N, O, K, G2Z__AS_IT_IS, G2Z__TRANSPOSED, K,
                                              CUBLASLT_EPILOGUE_DEFAULT);
-  g2z__lt_operands on = g2z__lt_rows(dx, dy, w);
-  if (!slope && !narrow) return g2z__lt_multiply(device, &plain, &on);
+  g2z__lt_operands on = g2z__lt_rows(op->dx, op->dy, op->w);
+  if (!op->slope && !narrow) return g2z__lt_multiply(device, &plain, &on);
   size_t ours = g2z__blocks((size_t)N, G2Z__PRODUCT_ROWS), slabs = (size_t)g2z__slabs(N);
-  size_t rows = slope ? ours > slabs ? ours : slabs : 0;
-  size_t sums = g2z__align(rows * (size_t)I * sizeof(float));
-  const g2z_narrow_weight *ready = narrow ? g2z__narrow_ready(device, w) : NULL;
-  size_t narrow_w = narrow && !ready ? g2z__align((size_t)I * G2Z_NARROW_ROW(O)) : 0;
+  size_t rows = op->slope ? ours > slabs ? ours : slabs : 0;
+  size_t sums = g2z__align(rows * (size_t)K * sizeof(float));
+  const g2z_narrow_weight *ready = narrow ? g2z__narrow_ready(device, op->w) : NULL;
+  size_t narrow_w = narrow && !ready ? g2z__align((size_t)K * G2Z_NARROW_ROW(O)) : 0;
   void *memory = NULL;
   int fused = 1;
   if (sums + narrow_w) G2Z_TRY(g2z__scratch(device, sums + narrow_w, &memory));
-  on.slope = (void *)slope;
+  on.slope = (void *)op->slope;
   on.sums = (float *)memory;
   g2z__lt_key key = plain;
-  if (slope) key.epilogue = G2Z__EPILOGUE_TIMES_SLOPE;
+  if (op->slope) key.epilogue = G2Z__EPILOGUE_TIMES_SLOPE;
   if (narrow) {
     if constexpr (std::is_same<A, __half>::value) {
       uint8_t *to = (uint8_t *)memory + sums;
       if (!ready)
-        G2Z_TRY(g2z__narrow(device, to, (const A *)w, G2Z__E4M3_W, I, O, NULL));
+        G2Z_TRY(g2z__narrow(device, to, (const A *)op->w, G2Z__E4M3_W, K, O, NULL));
       on.a = ready ? ready->rows : to;
       on.b = narrow;
-      if (slope) {
-        G2Z_TRY(g2z__narrow_both(device, narrow, (const A *)dy, N, O));
+      if (op->slope) {
+        G2Z_TRY(g2z__narrow_both(device, narrow, (const A *)op->dy, N, O));
         key.epilogue = G2Z__EPILOGUE_TIMES_SLOPE_8;
       }
       g2z__narrow_key(&key, CUDA_R_8F_E5M2);
@@ -2790,29 +2783,30 @@ static g2z_status g2z_cuda_linear_bwd_data(g2z_device *device, void *dx, void *d
     }
   } else
     G2Z_TRY(g2z__lt_fused_or(device, &key, &on, [&] {
-      g2z__lt_operands product = g2z__lt_rows(dx, dy, w);
+      g2z__lt_operands product = g2z__lt_rows(op->dx, op->dy, op->w);
       G2Z_TRY(g2z__lt_multiply(device, &plain, &product));
-      return g2z__column_slabs<A, G2Z__COLUMNS_TIMES>(device, on.sums, (A *)dx, (const A *)slope,
-                                                      N, I);
+      return g2z__column_slabs<A, G2Z__COLUMNS_TIMES>(device, on.sums, (A *)op->dx,
+                                                      (const A *)op->slope, N, K);
     }, &fused));
-  if (!slope) return G2Z_OK;
-  return g2z__add_slabs<G>(device, on.sums, (int)(fused ? ours : slabs), I, mode, (G *)dbias);
+  if (!op->slope) return G2Z_OK;
+  return g2z__add_slabs<G>(device, on.sums, (int)(fused ? ours : slabs), K, op->mode,
+                           (G *)op->dbias);
 }
 
 /* dw = or += x^T dy */
 template <typename A, typename G>
-static g2z_status g2z_cuda_linear_bwd_weight(g2z_device *device, void *dw, const void *x,
-                                             const void *dy, const void *narrow_dy, g2z_write mode,
-                                             int N, int I, int O) {
-  g2z__lt_key key = g2z__lt_rows_key<A, G>(device, I, N, O, G2Z__TRANSPOSED, G2Z__AS_IT_IS, O,
+static g2z_status g2z_cuda_linear_bwd_weight(g2z_device *device, const g2z_linear_bwd_weight *op) {
+  const int N = op->N, K = op->K, O = op->O;
+  G2Z_ASSERT(g2z__linear_bwd_weight_whole(op));
+  g2z__lt_key key = g2z__lt_rows_key<A, G>(device, K, N, O, G2Z__TRANSPOSED, G2Z__AS_IT_IS, O,
                                              CUBLASLT_EPILOGUE_DEFAULT);
-  g2z__lt_operands on = g2z__lt_rows(dw, x, dy);
-  if (mode == G2Z_ACCUMULATE) on.c = dw;
-  if (narrow_dy) { /* the columns follow the rows */
+  g2z__lt_operands on = g2z__lt_rows(op->dw, op->x, op->dy);
+  if (op->mode == G2Z_ACCUMULATE) on.c = op->dw;
+  if (op->narrow_dy) { /* the columns follow the rows */
     g2z__narrow_key(&key, CUDA_R_8F_E5M2);
     on.factor = 1 / G2Z__E4M3_X;
-    on.a = (const uint8_t *)narrow_dy + (size_t)N * (size_t)O;
-    on.b = (const uint8_t *)x + (size_t)N * (size_t)I;
+    on.a = (const uint8_t *)op->narrow_dy + (size_t)N * (size_t)O;
+    on.b = (const uint8_t *)op->x + (size_t)N * (size_t)K;
   }
   return g2z__lt_multiply(device, &key, &on);
 }
@@ -5217,20 +5211,20 @@ static int g2z__att_tensor(const g2z_device *device, const g2z_dropout *dropout,
 }
 
 template <typename A>
-static g2z_status g2z_cuda_attention_fwd(g2z_device *device, void *out, void *narrow, float *lse,
-                                         const void *qkv, const g2z_dropout *dropout, int B, int T,
-                                         int C, int NH) {
+static g2z_status g2z_cuda_attention_fwd(g2z_device *device, const g2z_attention_fwd *op) {
+  const int B = op->B, T = op->T, C = op->C, NH = op->NH;
+  G2Z_ASSERT(g2z__attention_fwd_whole(op));
   g2z__att_data<A> x;
   memset(&x, 0, sizeof x);
-  x.out = (A *)out, x.lse = lse, x.qkv = (const A *)qkv;
-  x.dropout = g2z__dropout_value(dropout);
+  x.out = (A *)op->out, x.lse = op->lse, x.qkv = (const A *)op->qkv;
+  x.dropout = op->dropout;
   x.B = B, x.T = T, x.C = C, x.NH = NH;
-  const int small = x.HS() <= 64, drops = g2z__dropout_on(dropout);
+  const int small = x.HS() <= 64, drops = g2z__dropout_on(&op->dropout);
   auto run = small ? g2z__attention_plain_fwd_run<A, 64> : g2z__attention_plain_fwd_run<A, 128>;
   if constexpr (sizeof(A) == 2) {
     const g2z__cuda *cuda = g2z__cuda_of(device);
     if (x.HS() == 64 && !drops && cuda->hopper) {
-      const g2z__hopper_fwd<A> on = {x.out, (uint8_t *)narrow, lse, cuda->taken,
+      const g2z__hopper_fwd<A> on = {x.out, (uint8_t *)op->narrow, op->lse, cuda->taken,
                                      B * NH * ((T + 127) / 128), T, NH, 0.125f,
                                      device->clamped_inputs};
       CUtensorMap map;
@@ -5238,7 +5232,7 @@ static g2z_status g2z_cuda_attention_fwd(g2z_device *device, void *out, void *na
       return g2z__launch(device, "g2z_k_attention_hopper_fwd", g2z_k_attention_hopper_fwd<A>,
                          (unsigned)min(on.items, cuda->sms), 640, G2Z__HOPPER_FWD_BYTES, on, map);
     }
-    if (g2z__att_tensor(device, dropout, T))
+    if (g2z__att_tensor(device, &op->dropout, T))
       run = small   ? drops ? g2z__attention_fwd_run<A, 64, G2Z__DROP_ON>
                             : g2z__attention_fwd_run<A, 64, G2Z__DROP_OFF>
             : drops ? g2z__attention_fwd_run<A, 128, G2Z__DROP_ON>
@@ -5246,27 +5240,28 @@ static g2z_status g2z_cuda_attention_fwd(g2z_device *device, void *out, void *na
   }
   G2Z_TRY(run(device, x));
   if constexpr (sizeof(A) == 2)
-    if (narrow)
-      return g2z__narrow(device, narrow, x.out, G2Z__E4M3_X, B * T, C, device->clamped_inputs);
+    if (op->narrow)
+      return g2z__narrow(device, op->narrow, x.out, G2Z__E4M3_X, B * T, C, device->clamped_inputs);
   return G2Z_OK;
 }
 
 template <typename A, typename G>
-static g2z_status g2z_cuda_attention_bwd(g2z_device *device, void *dqkv, void *narrow, void *dbias,
-                                         const void *dout, const void *out, const float *lse,
-                                         const void *qkv, g2z_write mode,
-                                         const g2z_dropout *dropout, int B, int T, int C, int NH) {
+static g2z_status g2z_cuda_attention_bwd(g2z_device *device, const g2z_attention_bwd *op) {
+  const int B = op->B, T = op->T, C = op->C, NH = op->NH;
+  G2Z_ASSERT(g2z__attention_bwd_whole(op));
   g2z__att_data<A> x;
   memset(&x, 0, sizeof x);
-  x.dqkv = (A *)dqkv, x.dout = (const A *)dout, x.forward = (const A *)out;
-  x.lse = (float *)lse, x.qkv = (const A *)qkv;
-  x.dropout = g2z__dropout_value(dropout);
+  x.dqkv = (A *)op->dqkv, x.dout = (const A *)op->dout, x.forward = (const A *)op->out;
+  x.lse = (float *)op->lse, x.qkv = (const A *)op->qkv;
+  x.dropout = op->dropout;
   x.B = B, x.T = T, x.C = C, x.NH = NH;
   if constexpr (sizeof(A) == 2)
-    if (x.HS() == 64 && !g2z__dropout_on(dropout) && g2z__cuda_of(device)->hopper) {
-      G2Z_TRY((g2z__hopper_bwd_run<A, G>(device, narrow ? NULL : x.dqkv, narrow, (G *)dbias, x.dout,
-                                         x.forward, lse, x.qkv, mode, B, T, NH)));
-      return narrow ? g2z__narrow_both(device, narrow, (const A *)NULL, B * T, 3 * C) : G2Z_OK;
+    if (x.HS() == 64 && !g2z__dropout_on(&op->dropout) && g2z__cuda_of(device)->hopper) {
+      G2Z_TRY((g2z__hopper_bwd_run<A, G>(device, op->narrow ? NULL : x.dqkv, op->narrow,
+                                         (G *)op->dbias, x.dout, x.forward, op->lse, x.qkv,
+                                         op->mode, B, T, NH)));
+      if (!op->narrow) return G2Z_OK;
+      return g2z__narrow_both(device, op->narrow, (const A *)NULL, B * T, 3 * C);
     }
   /* Scratch: float2 {lse * log2(e), rowsum(dout * out)} per query and head; then column sums of dQ
    * over each 128 rows of a sequence, and of dK and dV over each 64. B=32, T=1024, NH=12, C=768:
@@ -5281,8 +5276,8 @@ static g2z_status g2z_cuda_attention_bwd(g2z_device *device, void *dqkv, void *n
   x.stats = (float2 *)scratch;
   x.q_sums = (float *)((char *)scratch + stats);
   x.kv_sums = x.q_sums + q_slabs * (size_t)C;
-  const int small = x.HS() <= 64, drops = g2z__dropout_on(dropout);
-  const int tensor = sizeof(A) == 2 && g2z__att_tensor(device, dropout, T);
+  const int small = x.HS() <= 64, drops = g2z__dropout_on(&op->dropout);
+  const int tensor = sizeof(A) == 2 && g2z__att_tensor(device, &op->dropout, T);
   auto run = small ? g2z__attention_plain_bwd_run<A, 64> : g2z__attention_plain_bwd_run<A, 128>;
   if constexpr (sizeof(A) == 2)
     if (tensor)
@@ -5292,15 +5287,17 @@ static g2z_status g2z_cuda_attention_bwd(g2z_device *device, void *dqkv, void *n
                     : g2z__attention_bwd_run<A, 128, G2Z__DROP_OFF>;
   G2Z_TRY(run(device, x));
   if (tensor) {
-    G2Z_TRY(g2z__add_slabs<G>(device, x.q_sums, (int)q_slabs, C, mode, (G *)dbias));
-    G2Z_TRY(g2z__add_slabs<G>(device, x.kv_sums, (int)kv_slabs, 2 * C, mode, (G *)dbias + C));
+    G *dbias = (G *)op->dbias;
+    G2Z_TRY(g2z__add_slabs<G>(device, x.q_sums, (int)q_slabs, C, op->mode, dbias));
+    G2Z_TRY(g2z__add_slabs<G>(device, x.kv_sums, (int)kv_slabs, 2 * C, op->mode, dbias + C));
   } else {
     G2Z_TRY((g2z__column_slabs<A, G2Z__COLUMNS_PLAIN>(device, x.q_sums, x.dqkv, NULL, B * T,
                                                       3 * C)));
-    G2Z_TRY(g2z__add_slabs<G>(device, x.q_sums, g2z__slabs(B * T), 3 * C, mode, (G *)dbias));
+    G2Z_TRY(g2z__add_slabs<G>(device, x.q_sums, g2z__slabs(B * T), 3 * C, op->mode,
+                              (G *)op->dbias));
   }
   if constexpr (sizeof(A) == 2)
-    if (narrow) return g2z__narrow_both(device, narrow, x.dqkv, B * T, 3 * C);
+    if (op->narrow) return g2z__narrow_both(device, op->narrow, x.dqkv, B * T, 3 * C);
   return G2Z_OK;
 }
 
@@ -5380,16 +5377,16 @@ g2z_k_attention_next(A *out, A *past, const A *rows, const int32_t *positions, i
 }
 
 template <typename A>
-static g2z_status g2z_cuda_attention_next(g2z_device *device, void *out, void *past,
-                                          const void *rows, const int32_t *positions, int B, int T,
-                                          int C, int NH) {
+static g2z_status g2z_cuda_attention_next(g2z_device *device, const g2z_attention_next *op) {
+  const int B = op->B, T = op->T, C = op->C, NH = op->NH;
+  G2Z_ASSERT(g2z__attention_next_whole(op));
   const int HS = C / NH;
   int lanes = 1;
   while (lanes * g2z__lanes<A> < HS) lanes *= 2;
   size_t shared = (size_t)(512 / lanes) * (size_t)(2 + HS) * sizeof(float);
   return g2z__launch(device, "g2z_k_attention_next", g2z_k_attention_next<A>,
-                     (unsigned)B * (unsigned)NH, 512, shared, (A *)out, (A *)past,
-                     (const A *)rows, positions, T, C, NH, lanes);
+                     (unsigned)B * (unsigned)NH, 512, shared, (A *)op->out, (A *)op->past,
+                     (const A *)op->rows, op->positions, T, C, NH, lanes);
 }
 
 /* A warp's part of a row of logits. A lane has ids begin + lane, begin + lane + 32, ... */
@@ -5492,11 +5489,11 @@ g2z_k_draw(int32_t *tokens, int32_t *drawn, int32_t *positions, const float *log
   if (positions[b] < T - 1) positions[b]++;
 }
 
-static g2z_status g2z_cuda_draw(g2z_device *device, int32_t *tokens, int32_t *drawn,
-                                int32_t *positions, const float *logits,
-                                const g2z_sampling *sampling, int B, int V, int T) {
-  return g2z__launch(device, "g2z_k_draw", g2z_k_draw, (unsigned)B, 1024, 0, tokens, drawn,
-                     positions, logits, *sampling, V, T);
+static g2z_status g2z_cuda_draw(g2z_device *device, const g2z_draw *op) {
+  const int B = op->B, V = op->V, T = op->T;
+  G2Z_ASSERT(g2z__draw_whole(op));
+  return g2z__launch(device, "g2z_k_draw", g2z_k_draw, (unsigned)B, 1024, 0, op->tokens, op->drawn,
+                     op->positions, op->logits, *op->sampling, V, T);
 }
 
 /* ===== >>k42 products on Hopper ==========================================
@@ -6724,14 +6721,12 @@ static g2z_status g2z__head_exponentials(g2z_device *device, const g2z__head_chu
 }
 
 template <typename A, typename G>
-static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *loss_sum, void *dh,
-                                     void *dwte, g2z_dtype dwte_dtype, void *logits, const void *h,
-                                     const void *wte, const int32_t *targets, float dloss,
-                                     const g2z_step_state *state, g2z_write mode, int N, int C,
-                                     int V, int Vp, int chunk) {
-  G2Z_ASSERT(dwte_dtype == G2Z_FP32 || (N <= chunk && mode == G2Z_OVERWRITE));
+static g2z_status g2z_cuda_head_loss(g2z_device *device, const g2z_head_loss *op) {
+  const int N = op->N, C = op->C, V = op->V, Vp = op->Vp, chunk = op->chunk;
+  G2Z_ASSERT(g2z__head_loss_whole(op));
+  G2Z_ASSERT(op->dwte_dtype == G2Z_FP32 || (N <= chunk && op->mode == G2Z_OVERWRITE));
   const int sms = g2z__cuda_of(device)->sms;
-  const int fused = dh && g2z__head_fits<A>(device, chunk, C, Vp);
+  const int fused = op->dh && g2z__head_fits<A>(device, chunk, C, Vp);
   const int narrow = fused && std::is_same<A, __half>::value && device->fp8 == G2Z_FP8_ALL;
   g2z__head_rows rows = {};
   uint8_t *words = NULL; /* narrow: C rows of Vp numbers in e4m3, in the order of g2z__word_at */
@@ -6756,14 +6751,14 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *
   for (int first = 0; first < N; first += chunk) {
     size_t at = (size_t)first * (size_t)C;
     int n = N - first < chunk ? N - first : chunk;
-    g2z__head_chunk<A> x = {(A *)logits,     dh ? (A *)dh + at : NULL,
-                            losses + first,  (const A *)h + at,
-                            (const A *)wte,  targets + first,
-                            state,           dloss,
+    g2z__head_chunk<A> x = {(A *)op->logits,    op->dh ? (A *)op->dh + at : NULL,
+                            op->losses + first, (const A *)op->h + at,
+                            (const A *)op->wte, op->targets + first,
+                            op->state,          op->dloss,
                             n, C, V, Vp};
     if constexpr (sizeof(A) == 2)
       if (fused && device->fp8 && first == 0) { /* once for all chunks */
-        const g2z_narrow_weight both = {wte, words, rows.narrow_wte, Vp, C};
+        const g2z_narrow_weight both = {op->wte, words, rows.narrow_wte, Vp, C};
         if (narrow) G2Z_TRY((g2z__narrow_launch<A, 1>(device, &both, 1)));
         else G2Z_TRY(g2z__narrow(device, rows.narrow_wte, x.wte, G2Z__E4M3_W, Vp, C,
                                  device->clamped_weights));
@@ -6774,27 +6769,28 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *
                                                CUBLASLT_EPILOGUE_DEFAULT);
       g2z__lt_operands on = g2z__lt_rows(x.logits, x.h, x.wte);
       G2Z_TRY(g2z__lt_multiply(device, &key, &on));
-      auto entropy = dh ? g2z_k_cross_entropy<A, G2Z__LOSS_AND_GRADIENT>
-                        : g2z_k_cross_entropy<A, G2Z__LOSS_ONLY>;
+      auto entropy = g2z_k_cross_entropy<A, G2Z__LOSS_ONLY>;
+      if (op->dh) entropy = g2z_k_cross_entropy<A, G2Z__LOSS_AND_GRADIENT>;
       G2Z_TRY(g2z__launch(device, "g2z_k_cross_entropy", entropy, (unsigned)(n < sms ? n : sms),
-                          G2Z__ENTROPY_THREADS, 0, x.logits, x.losses, targets + first, state,
-                          dloss, n, V, Vp));
+                          G2Z__ENTROPY_THREADS, 0, x.logits, x.losses, x.targets, x.state,
+                          op->dloss, n, V, Vp));
     }
-    if (!dh) continue;
-    auto weight_key = dwte_dtype == G2Z_FP32 ? g2z__lt_rows_key<A, float> : g2z__lt_rows_key<A, G>;
+    if (!op->dh) continue;
+    auto weight_key = g2z__lt_rows_key<A, G>;
+    if (op->dwte_dtype == G2Z_FP32) weight_key = g2z__lt_rows_key<A, float>;
     g2z__lt_key key = weight_key(device, Vp, n, C, G2Z__TRANSPOSED, G2Z__AS_IT_IS, C,
                                  CUBLASLT_EPILOGUE_DEFAULT);
-    g2z__lt_operands on = g2z__lt_rows(dwte, logits, fused ? x.dh : x.h);
-    if (first > 0 || mode == G2Z_ACCUMULATE) on.c = dwte;
+    g2z__lt_operands on = g2z__lt_rows(op->dwte, op->logits, fused ? x.dh : x.h);
+    if (first > 0 || op->mode == G2Z_ACCUMULATE) on.c = op->dwte;
     if (narrow) {
       g2z__narrow_key(&key, CUDA_R_8F_E4M3);
-      on.b = (uint8_t *)logits + (size_t)n * (size_t)Vp;
+      on.b = (uint8_t *)op->logits + (size_t)n * (size_t)Vp;
       on.scale = rows.factor + 2 * n;
     }
     G2Z_TRY(g2z__lt_multiply(device, &key, &on));
     auto data_key = fused ? g2z__lt_rows_key<A, float> : g2z__lt_rows_key<A, A>;
     key = data_key(device, n, Vp, C, G2Z__AS_IT_IS, G2Z__AS_IT_IS, C, CUBLASLT_EPILOGUE_DEFAULT);
-    on = g2z__lt_rows(fused ? (void *)rows.dh : x.dh, logits, narrow ? words : wte);
+    on = g2z__lt_rows(fused ? (void *)rows.dh : x.dh, op->logits, narrow ? words : op->wte);
     if (narrow) g2z__narrow_key(&key, CUDA_R_8F_E4M3);
     G2Z_TRY(g2z__lt_multiply(device, &key, &on));
     size_t packs = (size_t)n * (size_t)(C / g2z__lanes<A>);
@@ -6804,7 +6800,8 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, float *losses, double *
       G2Z_TRY(g2z__launch(device, "g2z_k_head_scale", scale, (unsigned)g2z__blocks(packs, 256), 256,
                           0, rows, x));
   }
-  return g2z__launch(device, "g2z_k_add_losses", g2z_k_add_losses, 1, 1024, 0, loss_sum, losses, N);
+  return g2z__launch(device, "g2z_k_add_losses", g2z_k_add_losses, 1, 1024, 0, op->loss_sum,
+                     op->losses, N);
 }
 
 template <typename A>

@@ -427,11 +427,13 @@ static test_dropouts test_dropout_make(test_state state, float probability, int 
 
 /* Calls an op on both devices; HERE(x) is x on the device that runs. */
 #define HERE(x) (on ? (x)->gpu : (x)->cpu)
-#define BOTH(p, op, ...)                                  \
-  for (int on = 0; on < 2; on++) {                        \
-    g2z_device *device_ = HERE(p);                        \
+#define BOTH_CALL(p, op, ...)                                 \
+  for (int on = 0; on < 2; on++) {                            \
+    g2z_device *device_ = HERE(p);                            \
     CHECK_OK((p)->t, device_->ops->op(device_, __VA_ARGS__)); \
   }
+#define BOTH_RUN(p, op, ...) \
+  for (int on = 0; on < 2; on++) TEST_RUN((p)->t, HERE(p), op, __VA_ARGS__)
 
 static char test_cuda_lines[2048];
 static void test_cuda_log(void *user, g2z_log_level level, const char *sentence) {
@@ -488,6 +490,15 @@ static void test_cuda_device(g2z_test *t) {
             "same type or fp32");
 }
 
+static void test_cuda_forgotten(g2z_test *t) {
+  g2z_device *device;
+  CUDA_OR_SKIP(t);
+  REQUIRE_OK(t, g2z_device_create(&t->services, G2Z_DEVICE_CUDA, G2Z_FP16, G2Z_FP16, &device));
+  ops_expect_asserts(t, device);
+  CHECK_OK(t, device->ops->synchronize(device)); /* the children have left it whole */
+  g2z_device_free(device);
+}
+
 static void test_cuda_embed_one(test_pair *p, int B, int T, int C, int V, float probability) {
   size_t N = (size_t)B * (size_t)T, width = (size_t)C;
   test_twin *tokens = test_twin_tokens(p, N, V, (uint32_t)C);
@@ -495,16 +506,17 @@ static void test_cuda_embed_one(test_pair *p, int B, int T, int C, int V, float 
   test_twin *wpe = test_twin_normal(p, TEST_ACT, (size_t)T * width, 2, 0.5, 0);
   test_twin *out = test_twin_new(p, TEST_ACT, N * width);
   test_dropouts drop = test_dropout_make(test_state_make(p, 1, 41), probability, T);
-  BOTH(p, embed_fwd, HERE(out), (const int32_t *)HERE(tokens), HERE(wte), HERE(wpe), &drop.on[on],
-       B, T, C);
+  BOTH_RUN(p, embed_fwd, .out = HERE(out), .tokens = (const int32_t *)HERE(tokens),
+           .wte = HERE(wte), .wpe = HERE(wpe), .dropout = drop.on[on], .B = B, .T = T, .C = C);
   test_twin_compare(p, out, "embed_fwd", 0, 0); /* one addition, one product: bit-equal */
 
   test_twin *dout = test_twin_normal(p, TEST_ACT, N * width, 3, 1, 0);
   test_twin *dwte = test_twin_normal(p, TEST_F32, (size_t)V * width, 4, 1, 0);
   test_twin *dwpe = test_twin_new(p, TEST_GRAD, (size_t)T * width);
   for (int mode = G2Z_OVERWRITE; mode <= G2Z_ACCUMULATE; mode++) {
-    BOTH(p, embed_bwd, (float *)HERE(dwte), HERE(dwpe), HERE(dout), (const int32_t *)HERE(tokens),
-         (g2z_write)mode, &drop.on[on], B, T, C);
+    BOTH_RUN(p, embed_bwd, .dwte = (float *)HERE(dwte), .dwpe = HERE(dwpe), .dout = HERE(dout),
+             .tokens = (const int32_t *)HERE(tokens), .mode = (g2z_write)mode,
+             .dropout = drop.on[on], .B = B, .T = T, .C = C);
     test_twin_compare(p, dwte, "embed_bwd dwte", 2, test_sum_noise((int)N, 2));
     test_twin_compare(p, dwpe, "embed_bwd dwpe", 2, test_sum_noise(B, 2));
   }
@@ -514,11 +526,11 @@ static void test_cuda_embed_one(test_pair *p, int B, int T, int C, int V, float 
   g2z_row_part parts[3] = {{0, third, 0}, {third, third, third + GAP},
                            {2 * third, words - 2 * third, 2 * (third + GAP)}};
   test_twin *order = test_twin_tokens(p, 2 * N, V, 1);
-  BOTH(p, embed_order, (int32_t *)HERE(order), (const int32_t *)HERE(tokens), (int)N);
+  BOTH_CALL(p, embed_order, (int32_t *)HERE(order), (const int32_t *)HERE(tokens), (int)N);
   for (int count = 3; count > 0; count -= 2) {
     test_twin *grads = test_twin_normal(p, TEST_GRAD, words + 2 * GAP, 5, 1, 0);
-    BOTH(p, embed_add, HERE(grads), parts, count, HERE(dout), (const int32_t *)HERE(order),
-         (int)N, C);
+    BOTH_RUN(p, embed_add, .grads = HERE(grads), .parts = parts, .count = count, .rows = HERE(dout),
+             .order = (const int32_t *)HERE(order), .N = (int)N, .C = C);
     test_twin_compare(p, grads, "embed_add", 2, test_sum_noise((int)N, 2));
   }
   test_pair_clear(p);
@@ -553,13 +565,15 @@ static void test_cuda_layernorm_one(test_pair *p, int N, int C, float probabilit
   ((float *)w->cpu)[1] = 0;
   test_twin_send(p, b);
   test_twin_send(p, w);
-  BOTH(p, layernorm_fwd, HERE(y), halves ? HERE(narrow) : NULL, (float *)HERE(mean),
-       (float *)HERE(rstd), HERE(x), HERE(w), HERE(b), N, C);
+  BOTH_RUN(p, layernorm_fwd, .y = HERE(y), .narrow = halves ? HERE(narrow) : NULL,
+           .mean = (float *)HERE(mean), .rstd = (float *)HERE(rstd), .x = HERE(x), .w = HERE(w),
+           .b = HERE(b), .N = N, .C = C);
   if (halves) test_narrow_check(p, narrow, y, width);
   if (p->dtype == G2Z_FP16 && N % 128 == 0 && C % 16 == 0) {
     test_twin *both = test_twin_new(p, TEST_ACT, all);
-    CHECK_OK(p->t, p->gpu->ops->layernorm_fwd(p->gpu, both->gpu, both->gpu, (float *)mean->gpu,
-                                              (float *)rstd->gpu, x->gpu, w->gpu, b->gpu, N, C));
+    TEST_RUN(p->t, p->gpu, layernorm_fwd, .y = both->gpu, .narrow = both->gpu,
+             .mean = (float *)mean->gpu, .rstd = (float *)rstd->gpu, .x = x->gpu, .w = w->gpu,
+             .b = b->gpu, .N = N, .C = C);
     test_both_check(p, both, y, width, 0);
   }
   test_twin_compare(p, mean, "layernorm_fwd mean", 2, 2 * 0x1p-22);
@@ -576,9 +590,10 @@ static void test_cuda_layernorm_one(test_pair *p, int N, int C, float probabilit
     g2z_write res_mode = round % 2 ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
     g2z_write mode = round / 2 ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
     int with_bias = round != 1;
-    BOTH(p, layernorm_bwd, HERE(dres), HERE(dropped), HERE(dw), HERE(db),
-         with_bias ? HERE(dbias) : NULL, HERE(dy), HERE(x), HERE(w), (const float *)HERE(mean),
-         (const float *)HERE(rstd), res_mode, mode, &drop.on[on], N, C);
+    BOTH_RUN(p, layernorm_bwd, .dres = HERE(dres), .dropped = HERE(dropped), .dw = HERE(dw),
+             .db = HERE(db), .dbias = with_bias ? HERE(dbias) : NULL, .dy = HERE(dy), .x = HERE(x),
+             .w = HERE(w), .mean = (const float *)HERE(mean), .rstd = (const float *)HERE(rstd),
+             .res_mode = res_mode, .mode = mode, .dropout = drop.on[on], .N = N, .C = C);
     double ulps = 1.01 + round; /* dres accumulates roundings over the rounds */
     double stored = ulps * test_eps(p->dtype) * 4; /* possible error of one row's element */
     test_twin_compare(p, dres, "layernorm_bwd dres", ulps, 64 * 0x1p-23);
@@ -610,8 +625,10 @@ static void test_cuda_layernorm(g2z_test *t) {
       test_cuda_layernorm_one(&p, 19, 4096, 0.1f);
       test_cuda_layernorm_one(&p, 256, 784, 0);
       if (p.dtype == G2Z_FP16) test_cuda_layernorm_one(&p, 19, 4104, 0.1f);
-      CHECK_STATUS(t, p.gpu->ops->layernorm_fwd(p.gpu, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 1,
-                                                 8200),
+      float one = 0; /* the op does not get as far as reading it */
+      const g2z_layernorm_fwd wide = {.y = &one, .mean = &one, .rstd = &one, .x = &one, .w = &one,
+                                      .b = &one, .N = 1, .C = 8200};
+      CHECK_STATUS(t, p.gpu->ops->layernorm_fwd(p.gpu, &wide),
                    G2Z_UNSUPPORTED, &t->services, "fewer channels");
     }
     test_pair_close(&p);
@@ -637,19 +654,22 @@ static void test_linear_forward(test_pair *p, int N, int I, int O) {
   static const char *const names[] = {"linear_fwd",          "linear_fwd gelu",
                                       "linear_fwd residual", "linear_fwd residual in place",
                                       "linear_fwd dropout",  "linear_fwd dropout in place"};
+  const g2z_dropout off = test_dropout(NULL, 0, 1);
   for (int form = PLAIN; form < FORMS; form++) {
     int in_place = form == IN_PLACE || form == DROPOUT_IN_PLACE, drops = form >= DROPOUT;
     test_twin *to = in_place ? stream : y;
     test_twin *add = form < RESIDUAL ? NULL : in_place ? stream : residual;
-    BOTH(p, linear_fwd, HERE(to), fp8 && form == GELU ? HERE(narrow_y) : NULL,
-         form == GELU ? HERE(slope) : NULL, HERE(x), fp8 ? HERE(narrow_x) : NULL, HERE(w),
-         HERE(bias), add ? HERE(add) : NULL, drops ? &drop.on[on] : NULL, N, I, O);
+    BOTH_RUN(p, linear_fwd, .y = HERE(to), .narrow_y = fp8 && form == GELU ? HERE(narrow_y) : NULL,
+             .slope = form == GELU ? HERE(slope) : NULL, .x = HERE(x),
+             .narrow_x = fp8 ? HERE(narrow_x) : NULL, .w = HERE(w), .bias = HERE(bias),
+             .residual = add ? HERE(add) : NULL, .dropout = drops ? drop.on[on] : off, .N = N,
+             .K = I, .O = O);
     if (fp8 && form == GELU) test_narrow_check(p, narrow_y, y, (size_t)O);
     if (form == GELU && p->gpu->fp8 == G2Z_FP8_ALL) {
       test_twin *both = test_twin_new(p, TEST_ACT, out);
-      CHECK_OK(p->t, p->gpu->ops->linear_fwd(p->gpu, both->gpu, both->gpu, slope->gpu, x->gpu,
-                                             narrow_x->gpu, w->gpu, bias->gpu, NULL, NULL, N, I,
-                                             O));
+      TEST_RUN(p->t, p->gpu, linear_fwd, .y = both->gpu, .narrow_y = both->gpu, .slope = slope->gpu,
+               .x = x->gpu, .narrow_x = narrow_x->gpu, .w = w->gpu, .bias = bias->gpu, .N = N,
+               .K = I, .O = O);
       test_both_check(p, both, y, (size_t)O, 0);
     }
     /* Some forms also round a value of up to 6 before the last step. GELU: its input, if cuBLASLt
@@ -687,12 +707,13 @@ static void test_linear_backward(test_pair *p, int N, int I, int O) {
   test_twin_send(p, into);
   if (fp8) test_narrow_send(p, narrow_dy, dy, (size_t)O, 1);
   if (fp8) noise += test_e4m3_noise(O, sqrt((double)O) * term);
-  BOTH(p, linear_bwd_data, HERE(dx), NULL, HERE(dy), HERE(w), NULL, fp8 ? HERE(narrow_dy) : NULL,
-       G2Z_OVERWRITE, N, I, O);
+  BOTH_RUN(p, linear_bwd_data, .dx = HERE(dx), .dy = HERE(dy), .w = HERE(w),
+           .narrow = fp8 ? HERE(narrow_dy) : NULL, .N = N, .K = I, .O = O);
   test_twin_compare(p, dx, "linear_bwd_data", 1.01, noise);
   for (int mode = G2Z_OVERWRITE; mode <= G2Z_ACCUMULATE; mode++) {
-    BOTH(p, linear_bwd_data, HERE(dx), HERE(dbias), HERE(dy), HERE(w), HERE(into),
-         fp8 ? HERE(both_dy) : NULL, (g2z_write)mode, N, I, O);
+    BOTH_RUN(p, linear_bwd_data, .dx = HERE(dx), .dbias = HERE(dbias), .dy = HERE(dy), .w = HERE(w),
+             .slope = HERE(into), .narrow = fp8 ? HERE(both_dy) : NULL, .mode = (g2z_write)mode,
+             .N = N, .K = I, .O = O);
     if (fp8) test_both_check(p, both_dy, dy, (size_t)O, 1);
     if (fp8) test_both_open(p, dx, (size_t)I);
     test_twin_compare(p, dx, "linear_bwd_data slope", fp8 ? 0x1p-3 / eps + 3 : 2.5,
@@ -701,7 +722,8 @@ static void test_linear_backward(test_pair *p, int N, int I, int O) {
                       (1 + mode) * 4 * sqrt((double)N) * (eps + 0x1p-22) * largest +
                           sqrt((double)N) * 2 * noise);
     if (!fp8) test_column_sums(p, dx, dbias, I, 1 + mode, "linear_bwd_data dbias");
-    BOTH(p, linear_bwd_weight, HERE(dw), HERE(x), HERE(dy), NULL, (g2z_write)mode, N, I, O);
+    BOTH_RUN(p, linear_bwd_weight, .dw = HERE(dw), .x = HERE(x), .dy = HERE(dy),
+             .mode = (g2z_write)mode, .N = N, .K = I, .O = O);
     test_twin_compare(p, dw, "linear_bwd_weight", 1.01 + 2 * mode,
                       (1 + mode) * test_product_noise(p, N, 2));
   }
@@ -709,8 +731,8 @@ static void test_linear_backward(test_pair *p, int N, int I, int O) {
   if (fp8) test_both_send(p, both_dy, biased_dy, (size_t)O, 1);
   if (fp8) test_both_send(p, both_x, both_x, (size_t)I, 0);
   for (int mode = G2Z_OVERWRITE; fp8 && mode <= G2Z_ACCUMULATE; mode++) {
-    BOTH(p, linear_bwd_weight, HERE(dw), HERE(both_x), HERE(biased_dy), HERE(both_dy),
-         (g2z_write)mode, N, I, O);
+    BOTH_RUN(p, linear_bwd_weight, .dw = HERE(dw), .x = HERE(both_x), .dy = HERE(biased_dy),
+             .narrow_dy = HERE(both_dy), .mode = (g2z_write)mode, .N = N, .K = I, .O = O);
     test_twin_compare(p, dw, "linear_bwd_weight in 8 bits", 1.01 + 2 * mode,
                       (1 + mode) * (test_product_noise(p, N, 2) +
                                     (double)N / 32 * (256 * 0.5 + 6 * sqrt(256)) * 0x1p-13));
@@ -1000,9 +1022,11 @@ static void test_cuda_head_one(test_pair *p, g2z_device *exact, int N, int C, in
   for (int mode = G2Z_OVERWRITE; mode <= G2Z_ACCUMULATE; mode++) {
     *(double *)sum->cpu = 0.5;
     test_twin_send(p, sum);
-    BOTH(&training, head_loss, (float *)HERE(losses), (double *)HERE(sum), HERE(dh), HERE(dwte),
-         G2Z_FP32, HERE(logits), HERE(h), HERE(wte), (const int32_t *)HERE(targets), dloss,
-         HERE(&state), (g2z_write)mode, N, C, V, Vp, chunk);
+    BOTH_RUN(&training, head_loss, .losses = (float *)HERE(losses), .loss_sum = (double *)HERE(sum),
+             .dh = HERE(dh), .dwte = HERE(dwte), .dwte_dtype = G2Z_FP32, .logits = HERE(logits),
+             .h = HERE(h), .wte = HERE(wte), .targets = (const int32_t *)HERE(targets),
+             .dloss = dloss, .state = HERE(&state), .mode = (g2z_write)mode, .N = N, .C = C, .V = V,
+             .Vp = Vp, .chunk = chunk);
     double g = (double)dloss * (double)scale;
     double word = spread / sqrt((double)C) > 1 ? spread / sqrt((double)C) : 1; /* wte's size */
     test_twin_compare(p, losses, "head_loss losses", 8, 2 * logit + 1e-6);
@@ -1025,23 +1049,26 @@ static void test_cuda_head_one(test_pair *p, g2z_device *exact, int N, int C, in
   if (N <= chunk) { /* rounded without a sum in fp32 */
     test_twin *narrow = test_twin_new(p, TEST_GRAD, words);
     g2z_dtype grad = p->cpu->grad_dtype;
-    BOTH(&training, head_loss, (float *)HERE(losses), (double *)HERE(sum), HERE(dh), HERE(narrow),
-         grad, HERE(logits), HERE(h), HERE(wte), (const int32_t *)HERE(targets), dloss,
-         HERE(&state), G2Z_OVERWRITE, N, C, V, Vp, chunk);
+    BOTH_RUN(&training, head_loss, .losses = (float *)HERE(losses), .loss_sum = (double *)HERE(sum),
+             .dh = HERE(dh), .dwte = HERE(narrow), .dwte_dtype = grad, .logits = HERE(logits),
+             .h = HERE(h), .wte = HERE(wte), .targets = (const int32_t *)HERE(targets),
+             .dloss = dloss, .state = HERE(&state), .N = N, .C = C, .V = V, .Vp = Vp,
+             .chunk = chunk);
     test_twin_compare(p, narrow, "head_loss dwte, rounded", 8,
                       (double)dloss * (double)scale *
                           (sqrt((double)N) * 4 * (2 * logit + 4 * eps + 1e-6) + 16 * eighth));
   }
   *(double *)sum->cpu = 0.5;
   test_twin_send(p, sum);
-  BOTH(p, head_loss, (float *)HERE(losses), (double *)HERE(sum), NULL, NULL, G2Z_FP32, HERE(logits),
-       HERE(h), HERE(wte), (const int32_t *)HERE(targets), 0, NULL, G2Z_OVERWRITE, N, C, V, Vp,
-       chunk);
+  BOTH_RUN(p, head_loss, .losses = (float *)HERE(losses), .loss_sum = (double *)HERE(sum),
+           .dwte_dtype = G2Z_FP32, .logits = HERE(logits), .h = HERE(h), .wte = HERE(wte),
+           .targets = (const int32_t *)HERE(targets), .dloss = 0, .N = N, .C = C, .V = V, .Vp = Vp,
+           .chunk = chunk);
   test_twin_compare(p, losses, "head_loss losses, no gradient", 8, 2 * rounded + 1e-6);
   test_head_sum(p, sum, losses);
   int n = N < 5 ? N : 5;
   test_twin *rows = test_twin_new(p, TEST_F32, (size_t)n * (size_t)V);
-  BOTH(p, head_logits, (float *)HERE(rows), HERE(h), HERE(wte), n, C, V);
+  BOTH_CALL(p, head_logits, (float *)HERE(rows), HERE(h), HERE(wte), n, C, V);
   test_twin_compare(p, rows, "head_logits", 4, noise);
   test_pair_clear(p);
 }
@@ -1066,20 +1093,20 @@ static void test_cuda_head_poison(test_pair *p) {
   test_twin *losses = test_twin_new(p, TEST_F32, N), *sum = test_twin_new(p, TEST_F64, 1);
   test_twin *dh = test_twin_new(p, TEST_ACT, N * C), *dwte = test_twin_new(p, TEST_F32, VP * C);
   test_state state = test_state_make(p, scale, 1);
-  CHECK_OK(p->t, p->cpu->ops->head_loss(p->cpu, (float *)losses->cpu, (double *)sum->cpu, dh->cpu,
-                                        dwte->cpu, G2Z_FP32, logits->cpu, h->cpu, wte->cpu,
-                                        (const int32_t *)targets->cpu, dloss, state.cpu,
-                                        G2Z_OVERWRITE, N, C, V, VP, N));
+  TEST_RUN(p->t, p->cpu, head_loss, .losses = (float *)losses->cpu, .loss_sum = (double *)sum->cpu,
+           .dh = dh->cpu, .dwte = dwte->cpu, .dwte_dtype = G2Z_FP32, .logits = logits->cpu,
+           .h = h->cpu, .wte = wte->cpu, .targets = (const int32_t *)targets->cpu, .dloss = dloss,
+           .state = state.cpu, .N = N, .C = C, .V = V, .Vp = VP, .chunk = N);
   for (int b = 0; b < 2; b++) {
     ((float *)losses->cpu)[bad[b].row] = NAN;
     for (int i = 0; i < C; i++) ((float *)dh->cpu)[bad[b].row * C + i] = NAN;
     ((float *)h->cpu)[bad[b].row * C + 5] = bad[b].poison;
   }
   test_twin_send(p, h);
-  CHECK_OK(p->t, p->gpu->ops->head_loss(p->gpu, (float *)losses->gpu, (double *)sum->gpu, dh->gpu,
-                                        dwte->gpu, G2Z_FP32, logits->gpu, h->gpu, wte->gpu,
-                                        (const int32_t *)targets->gpu, dloss, state.gpu,
-                                        G2Z_OVERWRITE, N, C, V, VP, N));
+  TEST_RUN(p->t, p->gpu, head_loss, .losses = (float *)losses->gpu, .loss_sum = (double *)sum->gpu,
+           .dh = dh->gpu, .dwte = dwte->gpu, .dwte_dtype = G2Z_FP32, .logits = logits->gpu,
+           .h = h->gpu, .wte = wte->gpu, .targets = (const int32_t *)targets->gpu, .dloss = dloss,
+           .state = state.gpu, .N = N, .C = C, .V = V, .Vp = VP, .chunk = N);
   double logit = 6 * test_eps(p->dtype) + test_product_noise(p, C, 0.17);
   if (p->gpu->fp8) logit += test_e4m3_noise(C, 2);
   double g = (double)dloss * (double)scale;
@@ -1248,7 +1275,7 @@ static void test_cuda_sums(g2z_test *t) {
         test_sum_rows(&p, 40000, 7, write);
         test_twin *from = test_twin_normal(&p, TEST_GRAD, 5000, 1, 3, 0);
         test_twin *to = test_twin_normal(&p, TEST_GRAD, 5000, 2, 3, 0);
-        BOTH(&p, grad_add, HERE(to), HERE(from), write, to->n);
+        BOTH_CALL(&p, grad_add, HERE(to), HERE(from), write, to->n);
         test_twin_compare(&p, to, "grad_add", 0, 0);
         test_pair_clear(&p);
       }
@@ -1373,8 +1400,9 @@ static void test_cuda_optimizer(g2z_test *t) {
           pieces[i].elements = n * (size_t)(i + 1) / (size_t)count + (size_t)(i + 1 < count) -
                                pieces[i].begin;
         }
-        BOTH(&p, grad_sumsq, (double *)HERE(rows) + k * G2Z_VERDICT_COLUMNS + G2Z_VERDICT_SQUARES,
-             HERE(grads), pieces, count);
+        BOTH_CALL(&p, grad_sumsq,
+                  (double *)HERE(rows) + k * G2Z_VERDICT_COLUMNS + G2Z_VERDICT_SQUARES, HERE(grads),
+                  pieces, count);
         p.count--; /* release it here: the list has no room for 27 */
         free(grads->cpu);
         p.gpu->ops->release(p.gpu, grads->block);
@@ -1600,8 +1628,9 @@ static void test_attention_one(test_pair *p, int B, int T, int NH, int HS, float
   test_dropouts drop = test_dropout_make(test_state_make(p, 1, 19), probability, T);
   const int halves = p->dtype == G2Z_FP16 || p->dtype == G2Z_BF16;
   test_twin *narrow = test_narrow_new(p, N, width);
-  BOTH(p, attention_fwd, HERE(out), halves ? HERE(narrow) : NULL, (float *)HERE(lse), HERE(qkv),
-       &drop.on[on], B, T, C, NH);
+  BOTH_RUN(p, attention_fwd, .out = HERE(out), .narrow = halves ? HERE(narrow) : NULL,
+           .lse = (float *)HERE(lse), .qkv = HERE(qkv), .dropout = drop.on[on], .B = B, .T = T,
+           .C = C, .NH = NH);
   if (halves) test_narrow_check(p, narrow, out, width);
   snprintf(what, sizeof what, "attention_fwd B=%d T=%d NH=%d HS=%d dropout=%g", B, T, NH, HS,
            (double)probability);
@@ -1617,8 +1646,9 @@ static void test_attention_one(test_pair *p, int B, int T, int NH, int HS, float
   snprintf(what, sizeof what, "attention_bwd B=%d T=%d NH=%d HS=%d dropout=%g", B, T, NH, HS,
            (double)probability);
   for (int mode = G2Z_OVERWRITE; mode <= G2Z_ACCUMULATE; mode++) {
-    BOTH(p, attention_bwd, HERE(dqkv), NULL, HERE(dbias), HERE(dout), HERE(out),
-         (const float *)HERE(lse), HERE(qkv), (g2z_write)mode, &drop.on[on], B, T, C, NH);
+    BOTH_RUN(p, attention_bwd, .dqkv = HERE(dqkv), .dbias = HERE(dbias), .dout = HERE(dout),
+             .out = HERE(out), .lse = (const float *)HERE(lse), .qkv = HERE(qkv),
+             .mode = (g2z_write)mode, .dropout = drop.on[on], .B = B, .T = T, .C = C, .NH = NH);
     double largest = 0, column = 0; /* largest element; largest norm of a column */
     for (size_t x = 0; x < 3 * width; x++) {
       double squares = 0;
@@ -1638,9 +1668,10 @@ static void test_attention_one(test_pair *p, int B, int T, int NH, int HS, float
   }
   if (p->dtype == G2Z_FP16 && N % 128 == 0 && C % 16 == 0) {
     test_twin *both = test_twin_new(p, TEST_ACT, dqkv->n);
-    CHECK_OK(p->t, p->gpu->ops->attention_bwd(p->gpu, dqkv->gpu, both->gpu, dbias->gpu, dout->gpu,
-                                              out->gpu, (const float *)lse->gpu, qkv->gpu,
-                                              G2Z_OVERWRITE, &drop.on[1], B, T, C, NH));
+    TEST_RUN(p->t, p->gpu, attention_bwd, .dqkv = dqkv->gpu, .narrow = both->gpu,
+             .dbias = dbias->gpu, .dout = dout->gpu, .out = out->gpu,
+             .lse = (const float *)lse->gpu, .qkv = qkv->gpu, .dropout = drop.on[1], .B = B, .T = T,
+             .C = C, .NH = NH);
     test_both_check(p, both, dqkv, 3 * width, 1);
   }
   test_pair_clear(p);
@@ -1666,11 +1697,11 @@ static void test_attention_overflow(test_pair *p) {
     ((float *)dout->cpu)[2 * width] = -16;
     test_twin_send(p, qkv);
     test_twin_send(p, dout);
-    CHECK_OK(p->t, p->gpu->ops->attention_fwd(p->gpu, out->gpu, NULL, (float *)lse->gpu, qkv->gpu,
-                                              NULL, B, T, C, NH));
-    CHECK_OK(p->t, p->gpu->ops->attention_bwd(p->gpu, dqkv->gpu, both->gpu, dbias->gpu, dout->gpu,
-                                              out->gpu, (const float *)lse->gpu, qkv->gpu,
-                                              G2Z_OVERWRITE, NULL, B, T, C, NH));
+    TEST_RUN(p->t, p->gpu, attention_fwd, .out = out->gpu, .lse = (float *)lse->gpu,
+             .qkv = qkv->gpu, .B = B, .T = T, .C = C, .NH = NH);
+    TEST_RUN(p->t, p->gpu, attention_bwd, .dqkv = dqkv->gpu, .narrow = both->gpu,
+             .dbias = dbias->gpu, .dout = dout->gpu, .out = out->gpu,
+             .lse = (const float *)lse->gpu, .qkv = qkv->gpu, .B = B, .T = T, .C = C, .NH = NH);
     float *sums = test_twin_fetch(p, dbias);
     for (size_t x = 0; x < 3 * width; x++) finite += isfinite(sums[x]) != 0;
     CHECK(p->t, !isfinite(sums[5]) && finite == 3 * C - 1);
@@ -1731,11 +1762,11 @@ static void test_attention_run(test_pair *p, unsigned char *bytes, const test_tw
   made[1] = test_twin_new(p, TEST_F32, N * (size_t)NH);
   made[2] = test_twin_new(p, TEST_ACT, N * 3 * width);
   made[3] = test_twin_new(p, TEST_GRAD, 3 * width);
-  CHECK_OK(p->t, p->gpu->ops->attention_fwd(p->gpu, made[0]->gpu, NULL, (float *)made[1]->gpu,
-                                            qkv->gpu, NULL, B, T, C, NH));
-  CHECK_OK(p->t, p->gpu->ops->attention_bwd(p->gpu, made[2]->gpu, NULL, made[3]->gpu, dout->gpu,
-                                            made[0]->gpu, (const float *)made[1]->gpu, qkv->gpu,
-                                            G2Z_OVERWRITE, NULL, B, T, C, NH));
+  TEST_RUN(p->t, p->gpu, attention_fwd, .out = made[0]->gpu, .lse = (float *)made[1]->gpu,
+           .qkv = qkv->gpu, .B = B, .T = T, .C = C, .NH = NH);
+  TEST_RUN(p->t, p->gpu, attention_bwd, .dqkv = made[2]->gpu, .dbias = made[3]->gpu,
+           .dout = dout->gpu, .out = made[0]->gpu, .lse = (const float *)made[1]->gpu,
+           .qkv = qkv->gpu, .B = B, .T = T, .C = C, .NH = NH);
   for (int i = 0; i < 4; i++) {
     CHECK_OK(p->t, p->gpu->ops->download(p->gpu, bytes, made[i]->gpu, made[i]->bytes));
     CHECK_OK(p->t, p->gpu->ops->synchronize(p->gpu));

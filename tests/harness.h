@@ -123,6 +123,14 @@ static void test_status(g2z_test *t, const char *file, int line, const char *tex
 #define CHECK_OK(t, call) \
   test_status(t, __FILE__, __LINE__, #call, call, G2Z_OK, &(t)->services, NULL)
 
+/* Calls an op with named operands, as G2Z__RUN does in the library. */
+#define TEST_RUN(t, device, op, ...)                      \
+  do {                                                    \
+    g2z_device *run_on_ = (device);                       \
+    const g2z_##op run_ = {__VA_ARGS__};                  \
+    CHECK_OK(t, run_on_->ops->op(run_on_, &run_));        \
+  } while (0)
+
 /* Stops a test whose precondition fails: the failure is counted, and the rest would only crash. */
 #define REQUIRE_OK(t, call)                                        \
   do {                                                             \

@@ -323,14 +323,16 @@ static void test_next_one(test_pair *p, int B, int T, int NH, int HS) {
   test_twin *rows = test_twin_normal(p, TEST_ACT, (size_t)B * row, 5, 1, 0);
   test_twin *out = test_twin_new(p, TEST_ACT, (size_t)B * width);
   const int32_t *at = (const int32_t *)positions->gpu;
-  CHECK_OK(p->t, cpu->embed_next(p->cpu, out->cpu, (const int32_t *)tokens->cpu,
-                                 (const int32_t *)positions->cpu, wte->cpu, wpe->cpu, B, C));
-  CHECK_OK(p->t, gpu->embed_next(p->gpu, out->gpu, (const int32_t *)tokens->gpu, at, wte->gpu,
-                                 wpe->gpu, B, C));
+  TEST_RUN(p->t, p->cpu, embed_next, .out = out->cpu, .tokens = (const int32_t *)tokens->cpu,
+           .positions = (const int32_t *)positions->cpu, .wte = wte->cpu, .wpe = wpe->cpu, .B = B,
+           .C = C);
+  TEST_RUN(p->t, p->gpu, embed_next, .out = out->gpu, .tokens = (const int32_t *)tokens->gpu,
+           .positions = at, .wte = wte->gpu, .wpe = wpe->gpu, .B = B, .C = C);
   test_twin_compare(p, out, "embed_next", 0, 0); /* one sum, rounded once */
-  CHECK_OK(p->t, cpu->attention_next(p->cpu, out->cpu, past->cpu, rows->cpu,
-                                     (const int32_t *)positions->cpu, B, T, C, NH));
-  CHECK_OK(p->t, gpu->attention_next(p->gpu, out->gpu, past->gpu, rows->gpu, at, B, T, C, NH));
+  TEST_RUN(p->t, p->cpu, attention_next, .out = out->cpu, .past = past->cpu, .rows = rows->cpu,
+           .positions = (const int32_t *)positions->cpu, .B = B, .T = T, .C = C, .NH = NH);
+  TEST_RUN(p->t, p->gpu, attention_next, .out = out->gpu, .past = past->gpu, .rows = rows->gpu,
+           .positions = at, .B = B, .T = T, .C = C, .NH = NH);
   test_twin_compare(p, past, "attention_next's past", 0, 0);
   /* A mean of values of up to 4, whose weights inherit the errors of the scores' sums. */
   test_twin_compare(p, out, "attention_next", 1.01, 4 * (HS + 64) * 0x1p-23);
@@ -357,12 +359,12 @@ static void test_draw_one(test_pair *p, int B, int V, const g2z_sampling *sampli
   test_twin_send(p, drawn);
   test_twin_send(p, positions);
   test_twin_send(p, logits);
-  CHECK_OK(p->t, p->cpu->ops->draw(p->cpu, (int32_t *)tokens->cpu, (int32_t *)drawn->cpu,
-                                   (int32_t *)positions->cpu, (const float *)logits->cpu, sampling,
-                                   B, V, T));
-  CHECK_OK(p->t, p->gpu->ops->draw(p->gpu, (int32_t *)tokens->gpu, (int32_t *)drawn->gpu,
-                                   (int32_t *)positions->gpu, (const float *)logits->gpu, sampling,
-                                   B, V, T));
+  TEST_RUN(p->t, p->cpu, draw, .tokens = (int32_t *)tokens->cpu, .drawn = (int32_t *)drawn->cpu,
+           .positions = (int32_t *)positions->cpu, .logits = (const float *)logits->cpu,
+           .sampling = sampling, .B = B, .V = V, .T = T);
+  TEST_RUN(p->t, p->gpu, draw, .tokens = (int32_t *)tokens->gpu, .drawn = (int32_t *)drawn->gpu,
+           .positions = (int32_t *)positions->gpu, .logits = (const float *)logits->gpu,
+           .sampling = sampling, .B = B, .V = V, .T = T);
   test_twin_compare(p, tokens, "draw's tokens", 0, V);
   int32_t got[200];
   int apart = 0;

@@ -84,9 +84,9 @@ static void test_ops_muon(g2z_test *t) {
     int near = 1, exact = 1;
     for (int step = 0; step < 2; step++) {
       ops_decide(&e, &s, &config, 4096);
-      OPS_RUN(&e, momentum, u, &update, 2, RANGES); /* in parts, in any order */
-      OPS_RUN(&e, momentum, u, &update, 0, 2);
-      OPS_RUN(&e, momentum, u, &update, 2, 2);
+      OPS_CALL(&e, momentum, u, &update, 2, RANGES); /* in parts, in any order */
+      OPS_CALL(&e, momentum, u, &update, 0, 2);
+      OPS_CALL(&e, momentum, u, &update, 2, 2);
       for (int r = 0; r < RANGES; r++)
         for (size_t i = 0; i < ranges[r].elements; i++) {
           const double g = (double)grads[ranges[r].sum_at + i] / 64;
@@ -96,15 +96,15 @@ static void test_ops_muon(g2z_test *t) {
           near &= fabs((double)m[ranges[r].shard_at + i] - *moment) < 1e-6;
         }
       ops_expect(&e, "momentum's u", u, want_u, NULL, N, G2Z_FP32, 8);
-      OPS_RUN(&e, orthogonalize, u, shapes, 3, work, WORK * sizeof *work);
+      OPS_CALL(&e, orthogonalize, u, shapes, 3, work, WORK * sizeof *work);
       for (int i = 0; i < 6; i++)
         muon_orthogonal(want_u + 768 * (i / 3) + 16 * (i % 3), 16, 16, 48);
       muon_orthogonal(want_u + 1536, 40, 16, 16);
       muon_orthogonal(want_u + 2176, 24, 24, 24);
       for (int i = 0; i < N; i++) near &= fabs((double)u[i] - want_u[i]) < 1e-5;
-      OPS_RUN(&e, muon, u, &update, 1, 3);
-      OPS_RUN(&e, muon, u, &update, 3, RANGES);
-      OPS_RUN(&e, muon, u, &update, 0, 1);
+      OPS_CALL(&e, muon, u, &update, 1, 3);
+      OPS_CALL(&e, muon, u, &update, 3, RANGES);
+      OPS_CALL(&e, muon, u, &update, 0, 1);
       for (int r = 0; r < RANGES; r++)
         for (size_t i = 0; i < ranges[r].elements; i++) {
           double *weight = want + ranges[r].u_at + i;
@@ -124,8 +124,8 @@ static void test_ops_muon(g2z_test *t) {
     ops_decide(&e, &s, &config, NAN);
     for (int b = 0; b < 4; b++) {
       memcpy(kept, buffers[b], N * sizeof *kept);
-      OPS_RUN(&e, momentum, u, &update, 0, RANGES);
-      OPS_RUN(&e, muon, u, &update, 0, RANGES);
+      OPS_CALL(&e, momentum, u, &update, 0, RANGES);
+      OPS_CALL(&e, muon, u, &update, 0, RANGES);
       CHECK(t, memcmp(kept, buffers[b], N * sizeof *kept) == 0);
     }
     ops_close(&e);
@@ -179,8 +179,8 @@ static void test_ops_orthogonalize(g2z_test *t) {
       }
     const g2z_matrices shape = {0, 1, rows, columns, 1};
     const size_t bytes = G2Z_ORTHOGONALIZE_WORK(least, most) * sizeof(float);
-    OPS_RUN(&e, orthogonalize, x, &shape, 1, work, bytes);
-    OPS_RUN(&e, orthogonalize, again, &shape, 1, work, 3 * bytes);
+    OPS_CALL(&e, orthogonalize, x, &shape, 1, work, bytes);
+    OPS_CALL(&e, orthogonalize, again, &shape, 1, work, 3 * bytes);
     CHECK(t, memcmp(x, again, (size_t)(rows * columns) * sizeof *x) == 0);
     for (int k = 0; k < rows; k++)
       for (int l = 0; l < columns; l++) {

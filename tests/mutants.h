@@ -160,8 +160,9 @@ static mutant mutant_of(g2z_device_kind kind) {
   exit(2);
 }
 
-/* A table with wrapped entries, and the real one. */
+/* A device's table with wrapped entries, and the real one. A test may put its own table on top. */
 typedef struct mutated {
+  const g2z_device *device;
   g2z_ops ops;
   const g2z_ops *right;
   mutant is;
@@ -169,7 +170,14 @@ typedef struct mutated {
   g2z_update_range *range;
 } mutated;
 
-static mutated *mutated_of(const g2z_device *device) { return (mutated *)device->ops; }
+static mutated *mutated_devices[64]; /* NULL after the last */
+
+static mutated **mutated_place(const g2z_device *device) {
+  mutated **place = mutated_devices;
+  while (*place && (*place)->device != device) place++;
+  return place;
+}
+static mutated *mutated_of(const g2z_device *device) { return *mutated_place(device); }
 
 #define RIGHT(device) mutated_of(device)->right
 #define IS(device, name) (mutated_of(device)->is == MUTANT_##name)
@@ -217,14 +225,6 @@ static g2z_status mutant_zero(g2z_device *device, g2z_dtype dtype, void *to, siz
   return G2Z_OK;
 }
 
-/* Dropout with another key, stored in `other`. */
-static const g2z_dropout *mutant_key(const g2z_dropout *dropout, g2z_dropout *other) {
-  if (!dropout) return NULL;
-  *other = *dropout;
-  other->seed ^= 1;
-  return other;
-}
-
 /* ----- ops ---------------------------------------------------------------- */
 
 static void mutant_close(g2z_device *device) {
@@ -232,197 +232,175 @@ static void mutant_close(g2z_device *device) {
   if (m->state) m->right->release(device, m->state);
   if (m->range) m->right->release(device, m->range);
   m->right->close(device);
+  mutated **place = mutated_place(device), **last = place;
+  while (last[1]) last++;
+  *place = *last;
+  *last = NULL;
   free(m);
 }
 
-static g2z_status mutant_embed_fwd(g2z_device *device, void *out, const int32_t *tokens,
-                                   const void *wte, const void *wpe, const g2z_dropout *dropout,
-                                   int B, int T, int C) {
-  g2z_dropout other;
-  size_t N = (size_t)B * (size_t)T, c = (size_t)C;
-  if (IS(device, embed_mask)) dropout = mutant_key(dropout, &other);
-  G2Z_TRY(RIGHT(device)->embed_fwd(device, out, tokens, wte, wpe, dropout, B, T, C));
+static g2z_status mutant_embed_fwd(g2z_device *device, const g2z_embed_fwd *given) {
+  g2z_embed_fwd op = *given;
+  size_t N = (size_t)op.B * (size_t)op.T, c = (size_t)op.C;
+  if (IS(device, embed_mask)) op.dropout.seed ^= 1;
+  G2Z_TRY(RIGHT(device)->embed_fwd(device, &op));
   if (IS(device, embed_last_row))
-    return mutant_zero(device, device->dtype, out, 1, 0, (N - 1) * c, c);
+    return mutant_zero(device, device->dtype, op.out, 1, 0, (N - 1) * c, c);
   if (IS(device, embed_position) && N > 1)
-    return mutant_move(device, device->dtype, out, c, 0, c);
+    return mutant_move(device, device->dtype, op.out, c, 0, c);
   return G2Z_OK;
 }
 
-static g2z_status mutant_embed_bwd(g2z_device *device, float *dwte, void *dwpe, const void *dout,
-                                   const int32_t *tokens, g2z_write mode,
-                                   const g2z_dropout *dropout, int B, int T, int C) {
-  g2z_dropout other;
-  size_t c = (size_t)C, last = (size_t)B * (size_t)T - 1;
-  if (IS(device, embed_bwd_overwrite)) mode = G2Z_OVERWRITE;
-  if (IS(device, embed_bwd_mask)) dropout = mutant_key(dropout, &other);
+static g2z_status mutant_embed_bwd(g2z_device *device, const g2z_embed_bwd *given) {
+  g2z_embed_bwd op = *given;
+  size_t c = (size_t)op.C, last = (size_t)op.B * (size_t)op.T - 1;
+  if (IS(device, embed_bwd_overwrite)) op.mode = G2Z_OVERWRITE;
+  if (IS(device, embed_bwd_mask)) op.dropout.seed ^= 1;
   if (IS(device, embed_bwd_row))
-    G2Z_TRY(mutant_zero(device, device->dtype, (void *)dout, 1, 0, last * c, c));
-  return RIGHT(device)->embed_bwd(device, dwte, dwpe, dout, tokens, mode, dropout, B, T, C);
+    G2Z_TRY(mutant_zero(device, device->dtype, (void *)op.dout, 1, 0, last * c, c));
+  return RIGHT(device)->embed_bwd(device, &op);
 }
 
-static g2z_status mutant_embed_add(g2z_device *device, void *grads, const g2z_row_part *parts,
-                                   int count, const void *rows, const int32_t *order, int N,
-                                   int C) {
-  if (IS(device, embed_add_part) && count > 0) count--;
-  return RIGHT(device)->embed_add(device, grads, parts, count, rows, order, N, C);
+static g2z_status mutant_embed_add(g2z_device *device, const g2z_embed_add *given) {
+  g2z_embed_add op = *given;
+  if (IS(device, embed_add_part) && op.count > 0) op.count--;
+  return RIGHT(device)->embed_add(device, &op);
 }
 
-static g2z_status mutant_layernorm_fwd(g2z_device *device, void *y, void *narrow, float *mean,
-                                       float *rstd, const void *x, const void *w, const void *b,
-                                       int N, int C) {
-  size_t last = (size_t)N - 1, c = (size_t)C;
-  G2Z_TRY(RIGHT(device)->layernorm_fwd(device, y, narrow, mean, rstd, x, w, b, N, C));
-  if (IS(device, norm_mean)) return mutant_move(device, G2Z_FP32, mean, last, 0, 1);
-  if (IS(device, norm_rstd)) return mutant_move(device, G2Z_FP32, rstd, last, 0, 1);
-  if (IS(device, norm_row)) return mutant_move(device, device->dtype, y, last * c, 0, c);
+static g2z_status mutant_layernorm_fwd(g2z_device *device, const g2z_layernorm_fwd *given) {
+  g2z_layernorm_fwd op = *given;
+  size_t last = (size_t)op.N - 1, c = (size_t)op.C;
+  G2Z_TRY(RIGHT(device)->layernorm_fwd(device, &op));
+  if (IS(device, norm_mean)) return mutant_move(device, G2Z_FP32, op.mean, last, 0, 1);
+  if (IS(device, norm_rstd)) return mutant_move(device, G2Z_FP32, op.rstd, last, 0, 1);
+  if (IS(device, norm_row)) return mutant_move(device, device->dtype, op.y, last * c, 0, c);
   return G2Z_OK;
 }
 
-static g2z_status mutant_layernorm_bwd(g2z_device *device, void *dres, void *dropped, void *dw,
-                                       void *db, void *dbias, const void *dy, const void *x,
-                                       const void *w, const float *mean, const float *rstd,
-                                       g2z_write res_mode, g2z_write mode,
-                                       const g2z_dropout *dropout, int N, int C) {
-  g2z_dropout other;
-  const size_t c = (size_t)C;
-  if (IS(device, norm_mask)) dropout = mutant_key(dropout, &other);
-  if (IS(device, norm_overwrite)) mode = G2Z_OVERWRITE;
-  if (IS(device, norm_accumulate)) mode = G2Z_ACCUMULATE;
-  if (IS(device, norm_residual)) res_mode = G2Z_OVERWRITE;
-  if (IS(device, norm_bwd_row) && N > 1) N--;
-  G2Z_TRY(RIGHT(device)->layernorm_bwd(device, dres, dropped, dw, db, dbias, dy, x, w, mean, rstd,
-                                        res_mode, mode, dropout, N, C));
-  if (IS(device, norm_weight)) return mutant_zero(device, device->grad_dtype, dw, 1, 0, 0, c);
-  if (IS(device, norm_bias)) return mutant_zero(device, device->grad_dtype, db, 1, 0, 0, c);
-  if (IS(device, norm_dbias)) return mutant_zero(device, device->grad_dtype, dbias, 1, 0, 0, c);
+static g2z_status mutant_layernorm_bwd(g2z_device *device, const g2z_layernorm_bwd *given) {
+  g2z_layernorm_bwd op = *given;
+  const size_t c = (size_t)op.C;
+  if (IS(device, norm_mask)) op.dropout.seed ^= 1;
+  if (IS(device, norm_overwrite)) op.mode = G2Z_OVERWRITE;
+  if (IS(device, norm_accumulate)) op.mode = G2Z_ACCUMULATE;
+  if (IS(device, norm_residual)) op.res_mode = G2Z_OVERWRITE;
+  if (IS(device, norm_bwd_row) && op.N > 1) op.N--;
+  G2Z_TRY(RIGHT(device)->layernorm_bwd(device, &op));
+  if (IS(device, norm_weight)) return mutant_zero(device, device->grad_dtype, op.dw, 1, 0, 0, c);
+  if (IS(device, norm_bias)) return mutant_zero(device, device->grad_dtype, op.db, 1, 0, 0, c);
+  if (IS(device, norm_dbias)) return mutant_zero(device, device->grad_dtype, op.dbias, 1, 0, 0, c);
   return G2Z_OK;
 }
 
-static g2z_status mutant_linear_fwd(g2z_device *device, void *y, void *narrow_y, void *slope,
-                                    const void *x, const void *narrow_x, const void *w,
-                                    const void *bias, const void *residual,
-                                    const g2z_dropout *dropout, int N, int K, int O) {
-  g2z_dropout other;
-  const size_t o = (size_t)O;
-  if (IS(device, linear_bias)) bias = w;
-  if (IS(device, linear_residual)) residual = NULL;
-  if (IS(device, linear_mask)) dropout = mutant_key(dropout, &other);
-  if (IS(device, linear_row) && N > 1) N--;
-  if (!residual) dropout = NULL;
-  if (IS(device, linear_fp8)) narrow_x = NULL;
+static g2z_status mutant_linear_fwd(g2z_device *device, const g2z_linear_fwd *given) {
+  g2z_linear_fwd op = *given;
+  const size_t o = (size_t)op.O;
+  if (IS(device, linear_bias)) op.bias = op.w;
+  if (IS(device, linear_residual)) op.residual = NULL;
+  if (IS(device, linear_mask)) op.dropout.seed ^= 1;
+  if (IS(device, linear_row) && op.N > 1) op.N--;
+  if (IS(device, linear_fp8)) op.narrow_x = NULL;
   if (IS(device, linear_clamped)) device->clamped_inputs = NULL;
-  G2Z_TRY(RIGHT(device)->linear_fwd(device, y, narrow_y, slope, x, narrow_x, w, bias, residual,
-                                     dropout, N, K, O));
+  G2Z_TRY(RIGHT(device)->linear_fwd(device, &op));
   if (IS(device, gelu_slope))
-    return mutant_zero(device, device->dtype, slope, 1, 0, ((size_t)N - 1) * o, o);
+    return mutant_zero(device, device->dtype, op.slope, 1, 0, ((size_t)op.N - 1) * o, o);
   return G2Z_OK;
 }
 
-static g2z_status mutant_linear_bwd_data(g2z_device *device, void *dx, void *dbias, const void *dy,
-                                         const void *w, const void *slope, void *narrow,
-                                         g2z_write mode, int N, int K, int O) {
-  if (IS(device, data_overwrite)) mode = G2Z_OVERWRITE;
-  if (IS(device, data_fp8)) narrow = NULL;
-  if (IS(device, data_row) && N > 1) N--;
-  if (IS(device, data_slope)) slope = dbias = NULL;
-  G2Z_TRY(RIGHT(device)->linear_bwd_data(device, dx, dbias, dy, w, slope, narrow, mode, N, K, O));
+static g2z_status mutant_linear_bwd_data(g2z_device *device, const g2z_linear_bwd_data *given) {
+  g2z_linear_bwd_data op = *given;
+  if (IS(device, data_overwrite)) op.mode = G2Z_OVERWRITE;
+  if (IS(device, data_fp8)) op.narrow = NULL;
+  if (IS(device, data_row) && op.N > 1) op.N--;
+  if (IS(device, data_slope)) op.slope = op.dbias = NULL;
+  G2Z_TRY(RIGHT(device)->linear_bwd_data(device, &op));
   if (IS(device, data_bias))
-    return mutant_zero(device, device->grad_dtype, dbias, 1, 0, 0, (size_t)K);
+    return mutant_zero(device, device->grad_dtype, op.dbias, 1, 0, 0, (size_t)op.K);
   return G2Z_OK;
 }
 
-static g2z_status mutant_linear_bwd_weight(g2z_device *device, void *dw, const void *x,
-                                           const void *dy, const void *narrow_dy, g2z_write mode,
-                                           int N, int K, int O) {
-  if (IS(device, weight_overwrite)) mode = G2Z_OVERWRITE;
-  if (IS(device, weight_accumulate)) mode = G2Z_ACCUMULATE;
-  if (IS(device, weight_row) && N > 1) N--;
-  if (IS(device, weight_fp8)) narrow_dy = NULL;
-  G2Z_TRY(RIGHT(device)->linear_bwd_weight(device, dw, x, dy, narrow_dy, mode, N, K, O));
+static g2z_status mutant_linear_bwd_weight(g2z_device *device, const g2z_linear_bwd_weight *given) {
+  g2z_linear_bwd_weight op = *given;
+  if (IS(device, weight_overwrite)) op.mode = G2Z_OVERWRITE;
+  if (IS(device, weight_accumulate)) op.mode = G2Z_ACCUMULATE;
+  if (IS(device, weight_row) && op.N > 1) op.N--;
+  if (IS(device, weight_fp8)) op.narrow_dy = NULL;
+  G2Z_TRY(RIGHT(device)->linear_bwd_weight(device, &op));
   if (IS(device, weight_zero))
-    return mutant_zero(device, device->grad_dtype, dw, 1, 0, 0, (size_t)K * (size_t)O);
+    return mutant_zero(device, device->grad_dtype, op.dw, 1, 0, 0, (size_t)op.K * (size_t)op.O);
   return G2Z_OK;
 }
 
-static g2z_status mutant_attention_fwd(g2z_device *device, void *out, void *narrow, float *lse,
-                                       const void *qkv, const g2z_dropout *dropout, int B, int T,
-                                       int C, int NH) {
-  g2z_dropout other;
-  const size_t c = (size_t)C, HS = (size_t)(C / NH), last = (size_t)B * (size_t)T - 1;
-  if (IS(device, attention_dropout)) dropout = mutant_key(dropout, &other);
-  G2Z_TRY(RIGHT(device)->attention_fwd(device, out, narrow, lse, qkv, dropout, B, T, C, NH));
-  if (IS(device, attention_mask) && T > 1) return mutant_move(device, device->dtype, out, 0, c, c);
-  if (IS(device, attention_head) && NH > 1)
-    return mutant_move(device, device->dtype, out, last * c, last * c + HS, HS);
-  if (IS(device, attention_lse) && T > 1) return mutant_move(device, G2Z_FP32, lse, 1, 0, 1);
+static g2z_status mutant_attention_fwd(g2z_device *device, const g2z_attention_fwd *given) {
+  g2z_attention_fwd op = *given;
+  const size_t c = (size_t)op.C, HS = (size_t)(op.C / op.NH);
+  const size_t last = (size_t)op.B * (size_t)op.T - 1;
+  if (IS(device, attention_dropout)) op.dropout.seed ^= 1;
+  G2Z_TRY(RIGHT(device)->attention_fwd(device, &op));
+  if (IS(device, attention_mask) && op.T > 1)
+    return mutant_move(device, device->dtype, op.out, 0, c, c);
+  if (IS(device, attention_head) && op.NH > 1)
+    return mutant_move(device, device->dtype, op.out, last * c, last * c + HS, HS);
+  if (IS(device, attention_lse) && op.T > 1) return mutant_move(device, G2Z_FP32, op.lse, 1, 0, 1);
   return G2Z_OK;
 }
 
-static g2z_status mutant_attention_bwd(g2z_device *device, void *dqkv, void *narrow, void *dbias,
-                                       const void *dout, const void *out, const float *lse,
-                                       const void *qkv, g2z_write mode, const g2z_dropout *dropout,
-                                       int B, int T, int C, int NH) {
-  const size_t c = (size_t)C, N = (size_t)B * (size_t)T, HS = (size_t)(C / NH);
-  if (IS(device, attention_overwrite)) mode = G2Z_OVERWRITE;
-  G2Z_TRY(RIGHT(device)->attention_bwd(device, dqkv, narrow, dbias, dout, out, lse, qkv, mode,
-                                        dropout, B, T, C, NH));
-  if (IS(device, attention_dq)) return mutant_zero(device, device->dtype, dqkv, N, 3 * c, 0, c);
-  if (IS(device, attention_dk)) return mutant_zero(device, device->dtype, dqkv, N, 3 * c, c, c);
-  if (IS(device, attention_dv)) return mutant_zero(device, device->dtype, dqkv, N, 3 * c, 2 * c, c);
+static g2z_status mutant_attention_bwd(g2z_device *device, const g2z_attention_bwd *given) {
+  g2z_attention_bwd op = *given;
+  const size_t c = (size_t)op.C, N = (size_t)op.B * (size_t)op.T, HS = (size_t)(op.C / op.NH);
+  if (IS(device, attention_overwrite)) op.mode = G2Z_OVERWRITE;
+  G2Z_TRY(RIGHT(device)->attention_bwd(device, &op));
+  if (IS(device, attention_dq)) return mutant_zero(device, device->dtype, op.dqkv, N, 3 * c, 0, c);
+  if (IS(device, attention_dk)) return mutant_zero(device, device->dtype, op.dqkv, N, 3 * c, c, c);
+  if (IS(device, attention_dv))
+    return mutant_zero(device, device->dtype, op.dqkv, N, 3 * c, 2 * c, c);
   if (IS(device, attention_dq_head))
-    return mutant_zero(device, device->dtype, dqkv, N, 3 * c, 0, HS);
+    return mutant_zero(device, device->dtype, op.dqkv, N, 3 * c, 0, HS);
   if (IS(device, attention_dv_tail))
-    return mutant_zero(device, device->dtype, dqkv, 1, 0, (N - 1) * 3 * c + 2 * c, c);
+    return mutant_zero(device, device->dtype, op.dqkv, 1, 0, (N - 1) * 3 * c + 2 * c, c);
   if (IS(device, attention_bias))
-    return mutant_zero(device, device->grad_dtype, dbias, 1, 0, 0, 3 * c);
+    return mutant_zero(device, device->grad_dtype, op.dbias, 1, 0, 0, 3 * c);
   return G2Z_OK;
 }
 
-static g2z_status mutant_head_loss(g2z_device *device, float *losses, double *loss_sum, void *dh,
-                                   void *dwte, g2z_dtype dwte_dtype, void *logits, const void *h,
-                                   const void *wte, const int32_t *targets, float dloss,
-                                   const g2z_step_state *state, g2z_write mode, int N, int C, int V,
-                                   int Vp, int chunk) {
-  const size_t c = (size_t)C;
+static g2z_status mutant_head_loss(g2z_device *device, const g2z_head_loss *given) {
+  g2z_head_loss op = *given;
+  const size_t c = (size_t)op.C;
   const g2z_fp8 fp8 = device->fp8;
-  if (IS(device, head_scale)) dloss *= 2;
+  if (IS(device, head_scale)) op.dloss *= 2;
   if (IS(device, head_fp8)) device->fp8 = G2Z_FP8_NONE;
   if (IS(device, head_fp8_gradients) && fp8) device->fp8 = G2Z_FP8_LOGITS;
-  if (IS(device, head_padding)) V = Vp;
-  if (IS(device, head_row) && N > 1) N--;
-  if (IS(device, head_overwrite)) mode = G2Z_OVERWRITE;
-  g2z_status status =
-      RIGHT(device)->head_loss(device, losses, loss_sum, dh, dwte, dwte_dtype, logits, h, wte,
-                               targets, dloss, state, mode, N, C, V, Vp, chunk);
+  if (IS(device, head_padding)) op.V = op.Vp;
+  if (IS(device, head_row) && op.N > 1) op.N--;
+  if (IS(device, head_overwrite)) op.mode = G2Z_OVERWRITE;
+  g2z_status status = RIGHT(device)->head_loss(device, &op);
   device->fp8 = fp8;
   G2Z_TRY(status);
-  if (IS(device, head_dh)) return mutant_zero(device, device->dtype, dh, 1, 0, 0, (size_t)N * c);
+  if (IS(device, head_dh))
+    return mutant_zero(device, device->dtype, op.dh, 1, 0, 0, (size_t)op.N * c);
   if (IS(device, head_dwte))
-    return mutant_zero(device, dwte_dtype, dwte, 1, 0, 0, (size_t)Vp * c);
+    return mutant_zero(device, op.dwte_dtype, op.dwte, 1, 0, 0, (size_t)op.Vp * c);
   return G2Z_OK;
 }
 
-static g2z_status mutant_embed_next(g2z_device *device, void *out, const int32_t *tokens,
-                                    const int32_t *positions, const void *wte, const void *wpe,
-                                    int B, int C) {
-  if (IS(device, next_embed) && B > 1) B--;
-  return RIGHT(device)->embed_next(device, out, tokens, positions, wte, wpe, B, C);
+static g2z_status mutant_embed_next(g2z_device *device, const g2z_embed_next *given) {
+  g2z_embed_next op = *given;
+  if (IS(device, next_embed) && op.B > 1) op.B--;
+  return RIGHT(device)->embed_next(device, &op);
 }
 
-static g2z_status mutant_attention_next(g2z_device *device, void *out, void *past,
-                                        const void *rows, const int32_t *positions, int B, int T,
-                                        int C, int NH) {
-  if (IS(device, next_attention) && B > 1) B--;
-  return RIGHT(device)->attention_next(device, out, past, rows, positions, B, T, C, NH);
+static g2z_status mutant_attention_next(g2z_device *device, const g2z_attention_next *given) {
+  g2z_attention_next op = *given;
+  if (IS(device, next_attention) && op.B > 1) op.B--;
+  return RIGHT(device)->attention_next(device, &op);
 }
 
-static g2z_status mutant_draw(g2z_device *device, int32_t *tokens, int32_t *drawn,
-                              int32_t *positions, const float *logits,
-                              const g2z_sampling *sampling, int B, int V, int T) {
-  g2z_sampling other = *sampling;
+static g2z_status mutant_draw(g2z_device *device, const g2z_draw *given) {
+  g2z_draw op = *given;
+  g2z_sampling other = *op.sampling;
   if (IS(device, draw_seed)) other.seed++;
-  return RIGHT(device)->draw(device, tokens, drawn, positions, logits, &other, B, V, T);
+  op.sampling = &other;
+  return RIGHT(device)->draw(device, &op);
 }
 
 static g2z_status mutant_cast_grad(g2z_device *device, void *to, const float *from, size_t n) {
@@ -542,6 +520,10 @@ static void mutate_device(g2z_device *device) {
   mutant is = device ? mutant_of(device->kind) : MUTANT_NONE;
   mutated *m = is ? (mutated *)calloc(1, sizeof *m) : NULL;
   if (!m) return;
+  mutated **place = mutated_place(device);
+  if (place + 1 == mutated_devices + G2Z_COUNT(mutated_devices)) abort();
+  *place = m;
+  m->device = device;
   m->right = device->ops;
   m->ops = *device->ops;
   m->is = is;

@@ -23,7 +23,8 @@ typedef struct ops_env {
   g2z_dropout dropout;
 } ops_env;
 
-#define OPS_RUN(e, op, ...) CHECK_OK((e)->t, (e)->ops->op((e)->device, __VA_ARGS__))
+#define OPS_CALL(e, op, ...) CHECK_OK((e)->t, (e)->ops->op((e)->device, __VA_ARGS__))
+#define OPS_RUN(e, op, ...) TEST_RUN((e)->t, (e)->device, op, __VA_ARGS__)
 
 static uint64_t ops_hash; /* hash of all buffers since the test reset it */
 
@@ -169,7 +170,7 @@ static g2z_write ops_write(const float *before) {
   return before ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
 }
 
-/* This step's dropout for sequences of `seq` rows; NULL without dropout. */
+/* This step's dropout for sequences of `seq` rows. */
 static const g2z_dropout *ops_dropout(ops_env *e, float probability, int seq) {
   g2z_dropout *d = &e->dropout;
   d->probability = probability;
@@ -179,12 +180,12 @@ static const g2z_dropout *ops_dropout(ops_env *e, float probability, int seq) {
   d->seq = seq;
   d->seed = 0x123456789abcdefull;
   d->state = &e->state;
-  return probability > 0 ? d : NULL;
+  return d;
 }
 
 /* Dropout's factor as the header defines it. */
 static double ops_factor(const g2z_dropout *d, int b, int element) {
-  if (!d) return 1;
+  if (!(d->probability > 0)) return 1;
   uint32_t counter[4], bits[4];
   counter[0] = (uint32_t)element / 4;
   counter[1] = d->first + (uint32_t)b * d->stride;
@@ -196,7 +197,7 @@ static double ops_factor(const g2z_dropout *d, int b, int element) {
 
 /* The factor of element i of rows of C channels; elements are numbered within their sequence. */
 static double ops_row_factor(const g2z_dropout *d, int i, int C) {
-  return d ? ops_factor(d, i / (d->seq * C), i % (d->seq * C)) : 1;
+  return ops_factor(d, i / (d->seq * C), i % (d->seq * C));
 }
 
 /* ----- rounding and devices --------------------------------------------- */
@@ -462,8 +463,132 @@ static void test_ops_device(g2z_test *t) {
 static int test_draws(g2z_test *t, g2z_device *device, const float *logits, int V,
                       const g2z_sampling *sampling, int index) {
   int32_t token = -2, drawn = index, position = 0;
-  CHECK_OK(t, device->ops->draw(device, &token, &drawn, &position, logits, sampling, 1, V, 2));
+  TEST_RUN(t, device, draw, .tokens = &token, .drawn = &drawn, .positions = &position,
+           .logits = logits, .sampling = sampling, .B = 1, .V = V, .T = 2);
   return token;
+}
+
+/* ----- operands that a call forgot --------------------------------------- */
+
+/* All pointers and sizes of all operands. MAY: a call may leave it out. */
+#define OPS_STRUCTS(X)                                                                            \
+  X(embed_fwd) X(embed_bwd) X(embed_add) X(embed_next) X(attention_next) X(layernorm_fwd)         \
+  X(layernorm_bwd) X(linear_fwd) X(linear_bwd_data) X(linear_bwd_weight) X(attention_fwd)         \
+  X(attention_bwd) X(head_loss) X(draw)
+#define OPS_MEMBERS(MUST, MAY)                                                                    \
+  MUST(embed_fwd, out) MUST(embed_fwd, tokens) MUST(embed_fwd, wte) MUST(embed_fwd, wpe)          \
+  MUST(embed_fwd, B) MUST(embed_fwd, T) MUST(embed_fwd, C)                                        \
+  MAY(embed_bwd, dwte) MUST(embed_bwd, dwpe) MUST(embed_bwd, dout) MUST(embed_bwd, tokens)        \
+  MUST(embed_bwd, B) MUST(embed_bwd, T) MUST(embed_bwd, C)                                        \
+  MUST(embed_add, grads) MUST(embed_add, parts) MAY(embed_add, count) MUST(embed_add, rows)       \
+  MUST(embed_add, order) MUST(embed_add, N) MUST(embed_add, C)                                    \
+  MUST(embed_next, out) MUST(embed_next, tokens) MUST(embed_next, positions)                      \
+  MUST(embed_next, wte) MUST(embed_next, wpe) MUST(embed_next, B) MUST(embed_next, C)             \
+  MUST(attention_next, out) MUST(attention_next, past) MUST(attention_next, rows)                 \
+  MUST(attention_next, positions) MUST(attention_next, B) MUST(attention_next, T)                 \
+  MUST(attention_next, C) MUST(attention_next, NH)                                                \
+  MUST(layernorm_fwd, y) MAY(layernorm_fwd, narrow) MUST(layernorm_fwd, mean)                     \
+  MUST(layernorm_fwd, rstd) MUST(layernorm_fwd, x) MUST(layernorm_fwd, w)                         \
+  MUST(layernorm_fwd, b) MUST(layernorm_fwd, N) MUST(layernorm_fwd, C)                            \
+  MUST(layernorm_bwd, dres) MAY(layernorm_bwd, dropped) MUST(layernorm_bwd, dw)                   \
+  MUST(layernorm_bwd, db) MAY(layernorm_bwd, dbias) MUST(layernorm_bwd, dy)                       \
+  MUST(layernorm_bwd, x) MUST(layernorm_bwd, w) MUST(layernorm_bwd, mean)                         \
+  MUST(layernorm_bwd, rstd) MUST(layernorm_bwd, N) MUST(layernorm_bwd, C)                         \
+  MUST(linear_fwd, y) MAY(linear_fwd, narrow_y) MAY(linear_fwd, slope) MUST(linear_fwd, x)        \
+  MAY(linear_fwd, narrow_x) MUST(linear_fwd, w) MUST(linear_fwd, bias)                            \
+  MAY(linear_fwd, residual) MUST(linear_fwd, N) MUST(linear_fwd, K) MUST(linear_fwd, O)           \
+  MUST(linear_bwd_data, dx) MUST(linear_bwd_data, dbias) MUST(linear_bwd_data, dy)                \
+  MUST(linear_bwd_data, w) MAY(linear_bwd_data, slope) MAY(linear_bwd_data, narrow)               \
+  MUST(linear_bwd_data, N) MUST(linear_bwd_data, K) MUST(linear_bwd_data, O)                      \
+  MUST(linear_bwd_weight, dw) MUST(linear_bwd_weight, x) MUST(linear_bwd_weight, dy)              \
+  MAY(linear_bwd_weight, narrow_dy) MUST(linear_bwd_weight, N) MUST(linear_bwd_weight, K)         \
+  MUST(linear_bwd_weight, O)                                                                      \
+  MUST(attention_fwd, out) MAY(attention_fwd, narrow) MUST(attention_fwd, lse)                    \
+  MUST(attention_fwd, qkv) MUST(attention_fwd, B) MUST(attention_fwd, T) MUST(attention_fwd, C)   \
+  MUST(attention_fwd, NH)                                                                         \
+  MUST(attention_bwd, dqkv) MAY(attention_bwd, narrow) MUST(attention_bwd, dbias)                 \
+  MUST(attention_bwd, dout) MUST(attention_bwd, out) MUST(attention_bwd, lse)                     \
+  MUST(attention_bwd, qkv) MUST(attention_bwd, B) MUST(attention_bwd, T) MUST(attention_bwd, C)   \
+  MUST(attention_bwd, NH)                                                                         \
+  MUST(head_loss, losses) MUST(head_loss, loss_sum) MAY(head_loss, dh) MUST(head_loss, dwte)      \
+  MUST(head_loss, logits) MUST(head_loss, h) MUST(head_loss, wte) MUST(head_loss, targets)        \
+  MUST(head_loss, state) MUST(head_loss, N) MUST(head_loss, C) MUST(head_loss, V)                 \
+  MUST(head_loss, Vp) MUST(head_loss, chunk)                                                      \
+  MUST(draw, tokens) MUST(draw, drawn) MUST(draw, positions) MUST(draw, logits)                   \
+  MUST(draw, sampling) MUST(draw, B) MUST(draw, V) MUST(draw, T)
+
+#define X(op)                                                                         \
+  static int ops_whole_##op(const void *operands) {                                   \
+    return g2z__##op##_whole((const g2z_##op *)operands);                             \
+  }                                                                                   \
+  static g2z_status ops_run_##op(g2z_device *device, const void *operands) {          \
+    return device->ops->op(device, (const g2z_##op *)operands);                       \
+  }
+OPS_STRUCTS(X)
+#undef X
+
+typedef union ops_operands {
+#define X(op) g2z_##op op;
+  OPS_STRUCTS(X)
+#undef X
+} ops_operands;
+
+/* Every op of a device ends the program if it is called without operands. */
+static void ops_expect_asserts(g2z_test *t, g2z_device *device) {
+  static const struct { const char *name; g2z_status (*run)(g2z_device *, const void *); } ops[] = {
+#define X(op) {#op, ops_run_##op},
+      OPS_STRUCTS(X)
+#undef X
+  };
+  for (size_t i = 0; i < G2Z_COUNT(ops); i++) {
+    ops_operands none;
+    memset(&none, 0, sizeof none);
+    fflush(NULL);
+    const pid_t child = fork();
+    if (child == 0) {
+      const struct rlimit no_core = {0, 0};
+      setrlimit(RLIMIT_CORE, &no_core);
+      if (!freopen("/dev/null", "w", stderr)) _exit(1);
+      ops[i].run(device, &none);
+      _exit(0);
+    }
+    int ended = 0;
+    CHECK(t, child > 0 && waitpid(child, &ended, 0) == child);
+    FAIL_IF(t, !WIFSIGNALED(ended) || WTERMSIG(ended) != SIGABRT, "%s runs without operands",
+               ops[i].name);
+  }
+}
+
+/* A forgotten member is 0. Each one that an op needs is asserted, and no other. */
+static void test_ops_forgotten(g2z_test *t) {
+  static const struct {
+    const char *name;
+    int (*whole)(const void *operands);
+    size_t at, bytes;
+    int needed;
+  } members[] = {
+#define MEMBER(op, member, needed)                                                       \
+  {#op "." #member, ops_whole_##op, offsetof(g2z_##op, member),                          \
+   sizeof((const g2z_##op *)0)->member, needed},
+#define MUST(op, member) MEMBER(op, member, 1)
+#define MAY(op, member) MEMBER(op, member, 0)
+      OPS_MEMBERS(MUST, MAY)
+#undef MAY
+#undef MUST
+#undef MEMBER
+  };
+  for (size_t i = 0; i < G2Z_COUNT(members); i++) {
+    ops_operands operands;
+    memset(&operands, 1, sizeof operands); /* all pointers, all sizes are there */
+    CHECK(t, members[i].whole(&operands));
+    memset((char *)&operands + members[i].at, 0, members[i].bytes);
+    FAIL_IF(t, !members[i].whole(&operands) != members[i].needed, "%s: asserted or not, wrongly",
+               members[i].name);
+  }
+  g2z_device *device;
+  REQUIRE_OK(t, g2z_device_create(&t->services, G2Z_DEVICE_CPU, G2Z_FP32, G2Z_FP32, &device));
+  ops_expect_asserts(t, device);
+  g2z_device_free(device);
 }
 
 /* ----- 8 bits ------------------------------------------------------------ */
@@ -513,7 +638,8 @@ static void ops_linear_forward(ops_env *e, const int *shape) {
     left = ops_narrow(e, &ops_e4m3, x, N, I, 4), right = ops_narrow(e, &ops_e4m3, w, I, O, 32);
   for (int row = 0; row < N; row++) ops_begin(want + row * O, size + row * O, bias, O);
   ops_product(want, size, left, I, 1, right, O, 1, N, O, I);
-  OPS_RUN(e, linear_fwd, y, NULL, NULL, x, narrow, w, bias, NULL, NULL, N, I, O);
+  OPS_RUN(e, linear_fwd, .y = y, .x = x, .narrow_x = narrow, .w = w, .bias = bias, .N = N, .K = I,
+          .O = O);
   ops_expect(e, "linear_fwd", y, want, size, n, e->dtype, ops_walk(I));
 
   /* The sigmoid's exponent is off by 3 roundings of 2u, and u is below 6 where it matters. GELU's
@@ -527,7 +653,8 @@ static void ops_linear_forward(ops_env *e, const int *shape) {
   }
   double input_error = known ? 0 : ops_walk(I);
   memset(y, 0, (size_t)n * sizeof *y);
-  OPS_RUN(e, linear_fwd, y, NULL, slope, x, narrow, w, bias, NULL, NULL, N, I, O);
+  OPS_RUN(e, linear_fwd, .y = y, .slope = slope, .x = x, .narrow_x = narrow, .w = w, .bias = bias,
+          .N = N, .K = I, .O = O);
   ops_expect(e, "its gelu", y, more, known ? NULL : size, n, e->dtype, 60 + 2 * input_error);
   ops_expect(e, "its slope", slope, slopes, slope_size, n, e->dtype, 60 + input_error);
 
@@ -537,7 +664,8 @@ static void ops_linear_forward(ops_env *e, const int *shape) {
     for (int i = 0; i < n; i++)
       more[i] = want[i] * ops_row_factor(d, i, O) + (double)residual[i];
     memcpy(y, residual, (size_t)n * sizeof *y); /* in place: y is the residual */
-    OPS_RUN(e, linear_fwd, y, NULL, NULL, x, narrow, w, bias, y, d, N, I, O);
+    OPS_RUN(e, linear_fwd, .y = y, .x = x, .narrow_x = narrow, .w = w, .bias = bias, .residual = y,
+            .dropout = *d, .N = N, .K = I, .O = O);
     ops_expect(e, "linear_fwd into the residual", y, more, size, n, e->dtype, 2 * ops_walk(I));
   }
 }
@@ -555,7 +683,7 @@ static void ops_linear_backward(ops_env *e, const int *shape) {
     x8 = ops_narrow(e, &ops_e4m3, x, N, I, 4);
   }
   ops_product(want, size, left, O, 1, right, 1, O, N, I, O);
-  OPS_RUN(e, linear_bwd_data, dx, NULL, dy, w, NULL, narrow, G2Z_OVERWRITE, N, I, O);
+  OPS_RUN(e, linear_bwd_data, .dx = dx, .dy = dy, .w = w, .narrow = narrow, .N = N, .K = I, .O = O);
   ops_expect(e, "linear_bwd_data", dx, want, size, n, e->dtype, ops_walk(O));
   for (int i = 0; i < n; i++) {
     want[i] *= (double)slope[i];
@@ -566,12 +694,14 @@ static void ops_linear_backward(ops_env *e, const int *shape) {
     memset(dx, 0, (size_t)n * sizeof *dx);
     memcpy(dbias, before, (size_t)I * sizeof *dbias);
     memcpy(dw, before, (size_t)weights * sizeof *dw);
-    OPS_RUN(e, linear_bwd_data, dx, dbias, dy, w, slope, narrow, ops_write(old), N, I, O);
+    OPS_RUN(e, linear_bwd_data, .dx = dx, .dbias = dbias, .dy = dy, .w = w, .slope = slope,
+            .narrow = narrow, .mode = ops_write(old), .N = N, .K = I, .O = O);
     ops_expect(e, "linear_bwd_data with a slope", dx, want, size, n, e->dtype, ops_walk(O));
     ops_expect_sums(e, "linear_bwd_data's dbias", dbias, dx, old, N, I);
     ops_begin(want_w, size_w, old, weights);
     ops_product(want_w, size_w, x8, 1, I, left, O, 1, I, O, N);
-    OPS_RUN(e, linear_bwd_weight, dw, x, dy, narrow, ops_write(old), N, I, O);
+    OPS_RUN(e, linear_bwd_weight, .dw = dw, .x = x, .dy = dy, .narrow_dy = narrow,
+            .mode = ops_write(old), .N = N, .K = I, .O = O);
     ops_expect(e, "linear_bwd_weight", dw, want_w, size_w, weights, e->grad, ops_walk(N));
   }
 }
@@ -592,17 +722,18 @@ static void ops_clamped(ops_env *e, const int *shape) {
     x[i * 9 % 64] = inputs[i];
     w[i * 10 % 64] = weights[i];
   }
-  OPS_RUN(e, linear_fwd, y, NULL, NULL, x, x, w, w, NULL, NULL, 8, 8, 8);
+  OPS_RUN(e, linear_fwd, .y = y, .x = x, .narrow_x = x, .w = w, .bias = w, .N = 8, .K = 8, .O = 8);
   CHECK(e->t, counts[0] == 5 && counts[1] == 105);
-  OPS_RUN(e, linear_bwd_data, y, NULL, x, w, NULL, x, G2Z_OVERWRITE, 8, 8, 8);
-  OPS_RUN(e, linear_bwd_weight, y, x, x, x, G2Z_OVERWRITE, 8, 8, 8);
+  OPS_RUN(e, linear_bwd_data, .dx = y, .dy = x, .w = w, .narrow = x, .N = 8, .K = 8, .O = 8);
+  OPS_RUN(e, linear_bwd_weight, .dw = y, .x = x, .dy = x, .narrow_dy = x, .N = 8, .K = 8, .O = 8);
   CHECK(e->t, counts[0] == 5 && counts[1] == 105);
   e->device->fp8 = G2Z_FP8_LOGITS;
-  OPS_RUN(e, head_loss, losses, &loss_sum, y, x, G2Z_FP32, logits, x, w, targets, 1, &e->state,
-          G2Z_OVERWRITE, 8, 8, 8, 8, 8);
+  OPS_RUN(e, head_loss, .losses = losses, .loss_sum = &loss_sum, .dh = y, .dwte = x,
+          .dwte_dtype = G2Z_FP32, .logits = logits, .h = x, .wte = w, .targets = targets,
+          .dloss = 1, .state = &e->state, .N = 8, .C = 8, .V = 8, .Vp = 8, .chunk = 8);
   CHECK(e->t, counts[0] == 5 && counts[1] == 110);
   e->device->clamped_inputs = e->device->clamped_weights = NULL; /* not wanted: nothing counts */
-  OPS_RUN(e, linear_fwd, y, NULL, NULL, w, w, w, w, NULL, NULL, 8, 8, 8);
+  OPS_RUN(e, linear_fwd, .y = y, .x = w, .narrow_x = w, .w = w, .bias = w, .N = 8, .K = 8, .O = 8);
 }
 
 static void ops_linear_fp8(ops_env *e, const int *shape) {
@@ -651,7 +782,8 @@ static ops_norm ops_layernorm_forward(ops_env *e, int N, int C) {
       size[r * C + c] = 5 * l.rstds[r] * fabs((double)l.w[c]) + fabs((double)b[c]);
     }
   }
-  OPS_RUN(e, layernorm_fwd, y, NULL, l.mean, l.rstd, l.x, l.w, b, N, C);
+  OPS_RUN(e, layernorm_fwd, .y = y, .mean = l.mean, .rstd = l.rstd, .x = l.x, .w = l.w, .b = b,
+          .N = N, .C = C);
   ops_expect(e, "layernorm_fwd", y, want, size, n, e->dtype, 16);
   ops_expect(e, "layernorm_fwd's mean", l.mean, l.means, NULL, N, G2Z_FP32, 16);
   ops_expect(e, "layernorm_fwd's rstd", l.rstd, l.rstds, NULL, N, G2Z_FP32, 64);
@@ -695,8 +827,10 @@ static void ops_layernorm(ops_env *e, const int *shape) {
     memcpy(dw, before, (size_t)C * sizeof *dw);
     memcpy(db, before, (size_t)C * sizeof *db);
     memcpy(dbias, before, (size_t)C * sizeof *dbias);
-    OPS_RUN(e, layernorm_bwd, dres, dropped, dw, db, dbias, dy, l.x, l.w, l.mean, l.rstd,
-            ops_write(old), ops_write(old_params), d, N, C);
+    OPS_RUN(e, layernorm_bwd, .dres = dres, .dropped = dropped, .dw = dw, .db = db, .dbias = dbias,
+            .dy = dy, .x = l.x, .w = l.w, .mean = l.mean, .rstd = l.rstd,
+            .res_mode = ops_write(old), .mode = ops_write(old_params), .dropout = *d, .N = N,
+            .C = C);
     ops_begin(want, size, old, n);
     ops_begin(sums, sizes, old_params, C);
     ops_layernorm_gradients(&l, dy, want, size, sums, sizes);
@@ -704,12 +838,12 @@ static void ops_layernorm(ops_env *e, const int *shape) {
     ops_expect(e, "layernorm_bwd's dw", dw, sums, sizes, C, e->grad, ops_walk(N));
     ops_expect_sums(e, "layernorm_bwd's db", db, dy, old_params, N, C);
     ops_expect_sums(e, "layernorm_bwd's dbias", dbias, drop ? dropped : dres, old_params, N, C);
-    for (int i = 0; i < n; i++) want[i] = d ? (double)dres[i] * ops_row_factor(d, i, C) : 777;
-    ops_expect(e, "layernorm_bwd's dropped", dropped, want, NULL, n, d ? e->dtype : G2Z_FP32, 4);
+    for (int i = 0; i < n; i++) want[i] = drop ? (double)dres[i] * ops_row_factor(d, i, C) : 777;
+    ops_expect(e, "layernorm_bwd's dropped", dropped, want, NULL, n, drop ? e->dtype : G2Z_FP32, 4);
   }
   /* The first LayerNorm follows no projection: no dbias, and no use for `dropped`. */
-  OPS_RUN(e, layernorm_bwd, plain, NULL, dw, db, NULL, dy, l.x, l.w, l.mean, l.rstd, G2Z_OVERWRITE,
-          G2Z_OVERWRITE, d, N, C);
+  OPS_RUN(e, layernorm_bwd, .dres = plain, .dw = dw, .db = db, .dy = dy, .x = l.x, .w = l.w,
+          .mean = l.mean, .rstd = l.rstd, .dropout = *d, .N = N, .C = C);
   CHECK(e->t, memcmp(plain, dres, (size_t)n * sizeof *dres) == 0);
 }
 
@@ -791,7 +925,8 @@ static void ops_attention_with(ops_env *e, const int *shape, const g2z_dropout *
   double *exact = ops_doubles(e, 3 * n);
   for (int i = 0; i < 3 * n; i++) exact[i] = (double)qkv[i];
   ops_attention(want, size, lses, exact, d, B, T, C, NH);
-  OPS_RUN(e, attention_fwd, out, NULL, lse, qkv, d, B, T, C, NH);
+  OPS_RUN(e, attention_fwd, .out = out, .lse = lse, .qkv = qkv, .dropout = *d, .B = B, .T = T,
+          .C = C, .NH = NH);
   /* A score is a sum of HS terms of up to 4 / sqrt(HS). Its error is an error of the exponent, so
    * it scales the result by that number of roundings. */
   double roundings = 8 * sqrt((double)(C / NH)) + ops_walk(T);
@@ -806,15 +941,15 @@ static void ops_attention_with(ops_env *e, const int *shape, const g2z_dropout *
   for (int mode = 0; mode < 2; mode++) {
     const float *old = mode ? before : NULL;
     memcpy(dbias, before, (size_t)(3 * C) * sizeof *dbias);
-    OPS_RUN(e, attention_bwd, dqkv, NULL, dbias, dout, out, lse, qkv, ops_write(old), d, B, T, C,
-            NH);
+    OPS_RUN(e, attention_bwd, .dqkv = dqkv, .dbias = dbias, .dout = dout, .out = out, .lse = lse,
+            .qkv = qkv, .mode = ops_write(old), .dropout = *d, .B = B, .T = T, .C = C, .NH = NH);
     ops_expect(e, "attention_bwd", dqkv, want, size, 3 * n, e->dtype, 2 * roundings);
     ops_expect_sums(e, "attention_bwd's dbias", dbias, dqkv, old, B * T, 3 * C);
   }
 }
 
 static void ops_attention_at(ops_env *e, const int *shape) {
-  ops_attention_with(e, shape, NULL);
+  ops_attention_with(e, shape, ops_dropout(e, 0, shape[1]));
   ops_attention_with(e, shape, ops_dropout(e, 0.25f, shape[1]));
 }
 
@@ -835,14 +970,14 @@ static void test_ops_attention_range(g2z_test *t) {
   double *want = ops_doubles(&e, N), *size = ops_doubles(&e, N), *lses = ops_doubles(&e, T);
   double *exact = ops_doubles(&e, 3 * N);
   for (int i = 0; i < 3 * N; i++) exact[i] = qkv[i] = rintf(qkv[i]); /* exact scores */
-  OPS_RUN(&e, attention_fwd, out, NULL, lse, qkv, NULL, 1, T, C, 1);
-  ops_attention(want, size, lses, exact, NULL, 1, T, C, 1);
+  OPS_RUN(&e, attention_fwd, .out = out, .lse = lse, .qkv = qkv, .B = 1, .T = T, .C = C, .NH = 1);
+  ops_attention(want, size, lses, exact, ops_dropout(&e, 0, T), 1, T, C, 1);
   for (int i = 0; i < N; i++) size[i] = 32;
   ops_expect(&e, "attention_fwd of large scores", out, want, size, N, G2Z_FP32, 16);
   for (int i = 0; i < T; i++) size[i] = 4096;
   ops_expect(&e, "its lse", lse, lses, size, T, G2Z_FP32, 4);
   for (int i = 0; i < 3 * C; i++) qkv[3 * (T - 1) * C + i] = 1e18f; /* the last token's q, k, v */
-  OPS_RUN(&e, attention_fwd, again, NULL, lse, qkv, NULL, 1, T, C, 1);
+  OPS_RUN(&e, attention_fwd, .out = again, .lse = lse, .qkv = qkv, .B = 1, .T = T, .C = C, .NH = 1);
   CHECK(t, memcmp(out, again, (N - C) * sizeof *out) == 0);
   ops_close(&e);
 }
@@ -863,7 +998,8 @@ static void ops_embedding(ops_env *e, int B, int T, int C, int V) {
     double sum = (double)wte[tokens[i / C] * C + i % C] + (double)wpe[i % (T * C)];
     want[i] = sum * ops_row_factor(d, i, C);
   }
-  OPS_RUN(e, embed_fwd, out, tokens, wte, wpe, d, B, T, C);
+  OPS_RUN(e, embed_fwd, .out = out, .tokens = tokens, .wte = wte, .wpe = wpe, .dropout = *d, .B = B,
+          .T = T, .C = C);
   ops_expect(e, "embed_fwd", out, want, NULL, n, e->dtype, 4);
   for (int mode = 0; mode < 2; mode++) {
     const float *old = mode ? before + words : NULL;
@@ -879,7 +1015,8 @@ static void ops_embedding(ops_env *e, int B, int T, int C, int V) {
         sizes[at[k]] += fabs(g);
       }
     }
-    OPS_RUN(e, embed_bwd, dwte, dwpe, dout, tokens, ops_write(old), d, B, T, C);
+    OPS_RUN(e, embed_bwd, .dwte = dwte, .dwpe = dwpe, .dout = dout, .tokens = tokens,
+            .mode = ops_write(old), .dropout = *d, .B = B, .T = T, .C = C);
     ops_expect(e, "embed_bwd's dwte", dwte, sums, sizes, words, G2Z_FP32, ops_walk(B * T));
     ops_expect(e, "embed_bwd's dwpe", dwpe, sums + words, sizes + words, T * C, e->grad,
                ops_walk(B));
@@ -904,14 +1041,15 @@ static void ops_embedding_add(ops_env *e, int N, int C, int V, int first, int co
     sums[at] += (double)rows[i];
     sizes[at] += fabs((double)rows[i]);
   }
-  OPS_RUN(e, embed_order, order, tokens, N);
+  OPS_CALL(e, embed_order, order, tokens, N);
   for (int i = 0; i < N; i++) {
     CHECK(e->t, order[i] == tokens[order[N + i]]);
     CHECK(e->t, i == 0 || order[i - 1] < order[i] ||
                     (order[i - 1] == order[i] && order[N + i - 1] < order[N + i]));
   }
   g2z_row_part part = {(size_t)first, (size_t)count, (size_t)first};
-  OPS_RUN(e, embed_add, grads, &part, 1, rows, order, N, C);
+  OPS_RUN(e, embed_add, .grads = grads, .parts = &part, .count = 1, .rows = rows, .order = order,
+          .N = N, .C = C);
   ops_expect(e, "embed_add", grads, sums, sizes, words, e->grad, ops_walk(N));
 }
 
@@ -963,14 +1101,15 @@ static void ops_head(ops_env *e, const int *shape) {
   e->state.loss_scale = 512;
 
   ops_product(want, size, h, C, 1, wte, 1, C, N, V, C);
-  OPS_RUN(e, head_logits, own, h, wte, N, C, V);
+  OPS_CALL(e, head_logits, own, h, wte, N, C, V);
   ops_expect(e, "head_logits", own, want, size, all, G2Z_FP32, ops_walk(C));
   /* If the reference is at a tie, a logit differs by a ulp, and so does the loss. The rest
    * therefore uses the op's own logits, which were just checked. */
   ops_classify(e->dtype, want_loss, size, d, own, targets, N, V);
   double loss_sum = 2.5, in_order = 2.5;
-  OPS_RUN(e, head_loss, losses, &loss_sum, NULL, NULL, G2Z_FP32, logits, h, wte, targets, dloss,
-          &e->state, G2Z_OVERWRITE, N, C, V, Vp, chunk);
+  OPS_RUN(e, head_loss, .losses = losses, .loss_sum = &loss_sum, .dwte_dtype = G2Z_FP32,
+          .logits = logits, .h = h, .wte = wte, .targets = targets, .dloss = dloss,
+          .state = &e->state, .N = N, .C = C, .V = V, .Vp = Vp, .chunk = chunk);
   ops_expect(e, "head_loss, evaluation", losses, want_loss, size, N, G2Z_FP32, 16);
   for (int i = 0; i < N; i++) in_order += (double)losses[i];
   CHECK(e->t, loss_sum == in_order);
@@ -981,7 +1120,7 @@ static void ops_head(ops_env *e, const int *shape) {
     memset(want, 0, (size_t)all * sizeof *want);
     memset(size, 0, (size_t)all * sizeof *size);
     ops_product(want, size, narrow_h, C, 1, narrow_wte, 1, C, N, V, C);
-    OPS_RUN(e, head_logits, own, narrow_h, narrow_wte, N, C, V);
+    OPS_CALL(e, head_logits, own, narrow_h, narrow_wte, N, C, V);
     ops_expect(e, "logits of e4m3", own, want, size, all, G2Z_FP32, ops_walk(C));
     ops_classify(e->dtype, want_loss, size, d, own, targets, N, V);
   }
@@ -992,8 +1131,10 @@ static void ops_head(ops_env *e, const int *shape) {
     memset(losses, 0, (size_t)N * sizeof *losses);
     ops_begin(want_w, size_w, old, words);
     ops_product(want_w, size_w, d, 1, V, h, C, 1, V, C, N);
-    OPS_RUN(e, head_loss, losses, &loss_sum, dh, dwte, G2Z_FP32, logits, h, wte, targets, dloss,
-            &e->state, ops_write(old), N, C, V, Vp, chunk);
+    OPS_RUN(e, head_loss, .losses = losses, .loss_sum = &loss_sum, .dh = dh, .dwte = dwte,
+            .dwte_dtype = G2Z_FP32, .logits = logits, .h = h, .wte = wte, .targets = targets,
+            .dloss = dloss, .state = &e->state, .mode = ops_write(old), .N = N, .C = C, .V = V,
+            .Vp = Vp, .chunk = chunk);
     ops_expect(e, "head_loss", losses, want_loss, size, N, G2Z_FP32, 16);
     for (int i = (N - 1) / chunk * chunk; i < N; i++) { /* only the last chunk's dlogits remain */
       for (int v = 0; v < V; v++) want[v] = (double)d[i * V + v];
@@ -1006,8 +1147,9 @@ static void ops_head(ops_env *e, const int *shape) {
     ops_expect(e, "head_loss's dwte", dwte, want_w, size_w, words, G2Z_FP32, each + ops_walk(N));
     for (int i = 0; i < words && !mode; i++) before[i] = g2z__round(e->grad, dwte[i]);
     if (mode || N > chunk) continue; /* one chunk may be rounded directly */
-    OPS_RUN(e, head_loss, losses, &loss_sum, dh, dwte, e->grad, logits, h, wte, targets, dloss,
-            &e->state, G2Z_OVERWRITE, N, C, V, Vp, chunk);
+    OPS_RUN(e, head_loss, .losses = losses, .loss_sum = &loss_sum, .dh = dh, .dwte = dwte,
+            .dwte_dtype = e->grad, .logits = logits, .h = h, .wte = wte, .targets = targets,
+            .dloss = dloss, .state = &e->state, .N = N, .C = C, .V = V, .Vp = Vp, .chunk = chunk);
     CHECK(e->t, memcmp(dwte, before, (size_t)words * sizeof *dwte) == 0);
   }
 }
@@ -1037,10 +1179,12 @@ static void ops_head_eight(ops_env *e, const int *shape) {
     const float *from = h + first * C;
     ops_begin(want_w, size_w, first ? dwte : NULL, V * C);
     ops_begin(want_h, size_h, NULL, rows * C);
-    OPS_RUN(e, head_logits, own, narrow_h + first * C, narrow_wte, rows, C, V);
-    OPS_RUN(e, head_loss, losses, &loss_sum, dh, dwte, G2Z_FP32, logits, from, wte,
-            targets + first, dloss, &e->state, first ? G2Z_ACCUMULATE : G2Z_OVERWRITE, rows, C, V,
-            Vp, rows);
+    OPS_CALL(e, head_logits, own, narrow_h + first * C, narrow_wte, rows, C, V);
+    OPS_RUN(e, head_loss, .losses = losses, .loss_sum = &loss_sum, .dh = dh, .dwte = dwte,
+            .dwte_dtype = G2Z_FP32, .logits = logits, .h = from, .wte = wte,
+            .targets = targets + first, .dloss = dloss, .state = &e->state,
+            .mode = first ? G2Z_ACCUMULATE : G2Z_OVERWRITE, .N = rows, .C = C, .V = V, .Vp = Vp,
+            .chunk = rows);
     ops_product(want_h, size_h, logits, Vp, 1, narrow_wte, C, 1, rows, C, V);
     for (int i = 0; i < rows; i++) {
       const int target = targets[first + i];
@@ -1071,8 +1215,9 @@ static void ops_head_eight(ops_env *e, const int *shape) {
     ops_expect(e, "head_loss's dwte in 8 bits", dwte, want_w, size_w, V * C, G2Z_FP32,
                ops_walk(rows));
   }
-  OPS_RUN(e, head_loss, losses, &loss_sum, dh, before, G2Z_FP32, logits, h, wte, targets, dloss,
-          &e->state, G2Z_OVERWRITE, N, C, V, Vp, rows);
+  OPS_RUN(e, head_loss, .losses = losses, .loss_sum = &loss_sum, .dh = dh, .dwte = before,
+          .dwte_dtype = G2Z_FP32, .logits = logits, .h = h, .wte = wte, .targets = targets,
+          .dloss = dloss, .state = &e->state, .N = N, .C = C, .V = V, .Vp = Vp, .chunk = rows);
   CHECK(e->t, memcmp(before, dwte, (size_t)(V * C) * sizeof *dwte) == 0);
   free(targets);
 }
@@ -1275,9 +1420,9 @@ static void test_ops_adamw(g2z_test *t) {
     g2z_update update = {params, master, m, v, grads, ranges, ranges, &config, &s};
     for (int step = 1; step <= 3; step++) {
       ops_decide(&e, &s, &config, 4096);
-      OPS_RUN(&e, adamw, &update, 1, 2); /* in parts, in any order */
-      OPS_RUN(&e, adamw, &update, 0, 1);
-      OPS_RUN(&e, adamw, &update, 2, 2);
+      OPS_CALL(&e, adamw, &update, 1, 2); /* in parts, in any order */
+      OPS_CALL(&e, adamw, &update, 0, 1);
+      OPS_CALL(&e, adamw, &update, 2, 2);
       for (size_t i = 0; i < 29000; i++) {
         double g = (double)grads[i < 15000 ? i : i + 1] / 64, b1 = config.beta1, b2 = config.beta2;
         want_m[i] = b1 * want_m[i] + (1 - b1) * g;
@@ -1301,7 +1446,7 @@ static void test_ops_adamw(g2z_test *t) {
     float *kept = ops_filled(&e, n, 0);
     memcpy(kept, master, n * sizeof *kept);
     ops_decide(&e, &s, &config, NAN);
-    OPS_RUN(&e, adamw, &update, 0, 2);
+    OPS_CALL(&e, adamw, &update, 0, 2);
     CHECK(t, memcmp(kept, master, n * sizeof *kept) == 0);
     ops_close(&e);
   }
@@ -1330,7 +1475,7 @@ static void test_ops_moments(g2z_test *t) {
     s.applied = 1;
     s.grad_multiplier = 1;
     for (int i = 0; i < N; i++) m[run][i] = v[run][i] = 0.75f;
-    OPS_RUN(&e, adamw, &update, 0, 2);
+    OPS_CALL(&e, adamw, &update, 0, 2);
   }
   CHECK(t, memcmp(m[2], m[3], sizeof m[2]) == 0 && memcmp(v[2], v[3], sizeof v[2]) == 0);
   double mean[2] = {0, 0}, both = 0, differ = 0;
@@ -1369,29 +1514,29 @@ static void test_ops_sums_and_casts(g2z_test *t) {
     double want = 0, sum = 777;
     g2z_range all = {0, n};
     for (size_t j = 0; j < n; j++) want += (double)x[j] * (double)x[j];
-    OPS_RUN(&e, grad_sumsq, &sum, x, &all, 1);
+    OPS_CALL(&e, grad_sumsq, &sum, x, &all, 1);
     CHECK_NEAR(t, sum, 777 + want, 1e-12 * (777 + want));
     for (size_t j = 0; j < n; j++) x[j] *= 1.0001f;
-    OPS_RUN(&e, cast_act, act, x, n);
-    OPS_RUN(&e, cast_grad, grad, x, n);
+    OPS_CALL(&e, cast_act, act, x, n);
+    OPS_CALL(&e, cast_grad, grad, x, n);
     CHECK(t, memcmp(grad, x, n * sizeof *x) == 0);
     int exact = 1;
     for (size_t j = 0; j < n; j++) exact &= act[j] == g2z__round(G2Z_FP16, x[j]);
     CHECK(t, exact);
     for (int again = 0; again < 2; again++) {
       g2z_write write = again ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
-      OPS_RUN(&e, grad_add, grad, x, write, n);
+      OPS_CALL(&e, grad_add, grad, x, write, n);
       for (size_t j = 0; j < n; j++) exact &= grad[j] == (again ? x[j] + x[j] : x[j]);
     }
     CHECK(t, exact);
     if (!n) continue;
     /* Squares of 1e38 stay finite in double; one infinity or NaN anywhere is detected. */
     x[n - 1] = 1e38f;
-    OPS_RUN(&e, grad_sumsq, &sum, x, &all, 1);
+    OPS_CALL(&e, grad_sumsq, &sum, x, &all, 1);
     CHECK(t, isfinite(sum));
     for (int nan = 0; nan < 2; nan++) {
       x[n / 2] = nan ? NAN : INFINITY;
-      OPS_RUN(&e, grad_sumsq, &sum, x, &all, 1);
+      OPS_CALL(&e, grad_sumsq, &sum, x, &all, 1);
       CHECK(t, !isfinite(sum));
     }
   }

@@ -236,10 +236,9 @@ static int rank_spawn(int argc, char **argv) {
  * their sum longer than hang_s, but each micro-step counts as progress. */
 static g2z_ops slow_ops;
 static const g2z_ops *slow_right;
-static g2z_status slow_embed(g2z_device *device, void *out, const int32_t *tokens, const void *wte,
-                             const void *wpe, const g2z_dropout *dropout, int B, int T, int C) {
+static g2z_status slow_embed(g2z_device *device, const g2z_embed_fwd *op) {
   rank_sleep(0.2);
-  return slow_right->embed_fwd(device, out, tokens, wte, wpe, dropout, B, T, C);
+  return slow_right->embed_fwd(device, op);
 }
 static void rank_slow(g2z_test *t, char **argv) {
   int32_t x[ZERO_SEQUENCES * ZERO_SEQ] = {0};

@@ -501,18 +501,15 @@ static struct {
   int calls[16][4], count, known, missing, narrowed;
   int fails;                     /* 1: the next product has no memory */
 } rehearsal;
-static g2z_status rehearsal_linear(g2z_device *device, void *y, void *narrow_y, void *slope,
-                                   const void *x, const void *narrow_x, const void *w,
-                                   const void *bias, const void *residual,
-                                   const g2z_dropout *dropout, int N, int K, int O) {
-  const int call[4] = {(narrow_x ? 1 : 0) + (slope ? 2 : 0) + (residual ? 4 : 0), N, K, O};
+static g2z_status rehearsal_linear(g2z_device *device, const g2z_linear_fwd *op) {
+  const int form = (op->narrow_x ? 1 : 0) + (op->slope ? 2 : 0) + (op->residual ? 4 : 0);
+  const int call[4] = {form, op->N, op->K, op->O};
   int i = 0;
   if (rehearsal.fails) return g2z_fail(device->services, G2Z_NO_MEMORY, "no memory to rehearse");
   while (i < rehearsal.count && memcmp(rehearsal.calls[i], call, sizeof call) != 0) i++;
   rehearsal.missing += i == rehearsal.count && rehearsal.known;
   if (i == rehearsal.count && i < 16) memcpy(rehearsal.calls[rehearsal.count++], call, sizeof call);
-  return rehearsal.ops->linear_fwd(device, y, narrow_y, slope, x, narrow_x, w, bias, residual,
-                                   dropout, N, K, O);
+  return rehearsal.ops->linear_fwd(device, op);
 }
 static g2z_status rehearsal_narrow(g2z_device *device, int first) {
   (void)device, (void)first;
@@ -1132,15 +1129,13 @@ static void turns_look(int next) {
   next += unit;
   turns_wrong += next >= 1 && next <= L && t->buffered[next % 2] != next;
 }
-static g2z_status turns_fwd(g2z_device *device, void *y, void *narrow, float *mean, float *rstd,
-                            const void *x, const void *w, const void *b, int N, int C) {
+static g2z_status turns_fwd(g2z_device *device, const g2z_layernorm_fwd *op) {
   turns_look(-1);
-  return turns_right->layernorm_fwd(device, y, narrow, mean, rstd, x, w, b, N, C);
+  return turns_right->layernorm_fwd(device, op);
 }
-static g2z_status turns_bwd(g2z_device *device, void *dw, const void *x, const void *dy,
-                            const void *narrow_dy, g2z_write mode, int N, int I, int O) {
+static g2z_status turns_bwd(g2z_device *device, const g2z_linear_bwd_weight *op) {
   turns_look(1);
-  return turns_right->linear_bwd_weight(device, dw, x, dy, narrow_dy, mode, N, I, O);
+  return turns_right->linear_bwd_weight(device, op);
 }
 static g2z_status turns_gather(g2z_comm *comm, const g2z_call *call) {
   turns_gathers += call->kind == G2Z_CALL_GATHER;
