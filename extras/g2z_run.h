@@ -23,7 +23,8 @@
  * It prints nothing, and ends the process only at a second signal (g2z_run_catch_signals). Names
  * that begin with g2zr_ or G2ZR_ are private.
  *
- * CONTENTS: run
+ * CONTENTS: files; metrics and artifacts; checkpoints of a run; a checkpoint's note about the run;
+ * opening; the loop; the end of a run; the order of the work; signals
  *
  * RUN DIRECTORY; docs/formats.md describes every file
  *     Checkpoint and weights of a step are written before its validation, evaluation and sample.
@@ -2946,7 +2947,7 @@ static g2z_status g2zr_finish(g2z_run *run) {
   return g2zr_complete(run);
 }
 
-/* ----- the loop: the order of the work ----- */
+/* ----- the order of the work ----- */
 
 /* Does the first work that is due; *shown: the event is filled. The end of the run stays due, so
  * that the next call returns it again. */

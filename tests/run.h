@@ -189,7 +189,9 @@ static int test_run_eot(g2z_test *t, const char *directory, int vocab) {
 /* Saved files state the token that ends a text. It comes from the tokenizer, from the weights that
  * training began with, or from the vocabulary size, padded or not. */
 static void test_run_padded_vocab(g2z_test *t) {
-  static const struct { int vocab, with_tokenizer, eot; } cases[] = {
+  static const struct {
+    int vocab, with_tokenizer, eot;
+  } cases[] = {
       {257, 0, 256}, {259, 1, 258}, {384, 1, 258}, {384, 0, 383}, {50257, 0, 50256},
       {50304, 0, 50256}};
   static const char merges[] = "#version: 0.2\n1 2\n3 4\n"; /* 259 tokens */
@@ -328,7 +330,9 @@ static void test_run_damaged(g2z_test *t) {
 static void test_run_diverges(g2z_test *t) {
   /* With a fixed scale the remedy is not a lower lr, because the scale cannot shrink. If a save is
    * due, the flush before it reports the error, and nothing is saved. */
-  static const struct { int save_every, fixed; } cases[] = {{0, 0}, {0, 1}, {50, 0}};
+  static const struct {
+    int save_every, fixed;
+  } cases[] = {{0, 0}, {0, 1}, {50, 0}};
   test_run_seen seen;
   test_run_setup s;
   for (int i = 0; i < 3; i++) {
@@ -361,7 +365,11 @@ static void test_run_diverges(g2z_test *t) {
   }
   /* The mean of the last 20 losses decides: first the losses of 39 skipped steps, then good ones
    * after a bad start. A resume without a step left has the same result. */
-  static const struct { float lr; int steps, skipped; const char *reason; } ends[] = {
+  static const struct {
+    float lr;
+    int steps, skipped;
+    const char *reason;
+  } ends[] = {
       {1e6f, 40, 39, "diverged"}, {1, 60, 0, "completed"}};
   for (int i = 0; i < 2; i++) {
     s = test_run_prepare(t, ends[i].reason);
@@ -414,7 +422,10 @@ static void test_run_diverges(g2z_test *t) {
 /* Checkpoints from before the loss rose, or before steps were skipped, are kept. A run without an
  * applied step is not complete. */
 static void test_run_keeps_good(g2z_test *t) {
-  static const struct { float lr; int spoils, latest; } cases[] = {
+  static const struct {
+    float lr;
+    int spoils, latest;
+  } cases[] = {
       {1e-2f, 0, 0}, {1e3f, 0, 1}, {1e-2f, 1, 1}, {1e-2f, 1, 0}};
   for (int i = 0; i < 4; i++) {
     const char *name = cases[i].latest ? "run" : test_text("run%s", i ? "3" : "");
@@ -772,7 +783,11 @@ static const char *test_tiny(g2z_test *t) {
 /* From a shard to weights and to a text that they generate. Flags may repeat the weights' model
  * settings, but not contradict them. */
 static void test_train_run(g2z_test *t) {
-  static const struct { const char *flags; int code; const char *says; } cases[] = {
+  static const struct {
+    const char *flags;
+    int code;
+    const char *says;
+  } cases[] = {
       {"--context 8", 1, "--context means context=8, but the weights in "},
       {"--channels 32 --vocab-size 300", 1, "have vocab=257: remove --vocab-size, or"},
       {"--model gpt2", 1, "--model means layers=12, but the weights in "},
@@ -1500,7 +1515,9 @@ static void test_run_resume_torn(g2z_test *t) {
 }
 
 static void test_run_resume_latest(g2z_test *t) {
-  static const struct { const char *damage, *why; } cases[] = { /* checkpoint_damage has the rest */
+  static const struct {
+    const char *damage, *why;
+  } cases[] = { /* checkpoint_damage has the rest */
       {"printf x | dd of=step-000008/model.safetensors bs=1 seek=2000 conv=notrunc 2> /dev/null",
        "the file is damaged"},
       {"rm step-000008/tuning.txt", "has no tuning.txt, which belongs to it"},
@@ -1666,7 +1683,10 @@ static void test_run_goes_on(g2z_test *t) {
  * any other. So does a run whose system calls a signal interrupts, or which transfer fewer bytes
  * than requested. */
 static void test_run_stop(g2z_test *t) {
-  static const struct { int stop, interrupted; const char *name; } cases[] = {
+  static const struct {
+    int stop, interrupted;
+    const char *name;
+  } cases[] = {
       {1, 0, "b"}, {4, 0, "c"}, {0, 1, "d"}, {3, 1, "e"}};
   test_run_seen seen;
   test_run_setup a = test_run_saves(t, "a"), b;
@@ -1791,7 +1811,9 @@ static void test_run_faults(g2z_test *t) {
 
 /* A note whose checksum is right, but which lacks a number or has an impossible one. */
 static void test_run_note(g2z_test *t) {
-  static const struct { const char *from, *to, *says; } cases[] = {
+  static const struct {
+    const char *from, *to, *says;
+  } cases[] = {
       {"\"metrics_bytes\": \"[0-9]*", "\"metrics_bytes\": \"1e300", "no totals.metrics_bytes, or"},
       {"\"log_bytes\": \"", "\"log_bytes\": \"-", "no totals.log_bytes, or a wrong one: begin "
        "another run from the checkpoint with --run-dir NEW --resume "},
@@ -1945,7 +1967,10 @@ static void test_wait_for(g2z_test *t, const char *run, int step) {
 
 /* A signal reaches one rank: all save and end with 75. A second signal ends the program at once. */
 static void test_train_signals(g2z_test *t) {
-  static const struct { int number, world; const char *name; } cases[] = {
+  static const struct {
+    int number, world;
+    const char *name;
+  } cases[] = {
       {SIGTERM, 1, "SIGTERM"}, {SIGINT, 2, "SIGINT"}, {SIGUSR1, 1, "SIGUSR1"},
       {SIGHUP, 1, "SIGHUP"}};
   test_ranks ranks;
@@ -1985,7 +2010,10 @@ static void test_train_signals(g2z_test *t) {
  * tokens. The checkpoint records what is still due, and the resumed run does that first. A kill
  * during that work, after the last step, loses nothing. */
 static void test_train_stops_soon(g2z_test *t) {
-  static const struct { const char *slow, *soon, *says; int world; } cases[] = {
+  static const struct {
+    const char *slow, *soon, *says;
+    int world;
+  } cases[] = {
       {"--val %s/raw.bin --val-every 2", "--val %s/raw.bin --max-val-steps 5", "val loss", 1},
       {"--val %s/raw.bin --val-every 2 --zero 3", "--val %s/raw.bin --max-val-steps 5", "val loss",
        2},
@@ -2074,7 +2102,11 @@ static void test_train_best(g2z_test *t) {
         CHECK(t, marked == (!reached && loss <= cases[i].target));
         if (marked) reached = step;
         stale = loss < least ? 0 : stale + 1;
-        if (loss < least) least = loss, best = step, saved[step] = 1;
+        if (loss < least) {
+          least = loss;
+          best = step;
+          saved[step] = 1;
+        }
         last = step;
         if (stale == cases[i].patience) end = step;
       }
@@ -2337,7 +2369,10 @@ static void test_train_tame(g2z_test *t) {
 }
 
 static void test_train_removed(g2z_test *t) {
-  static const struct { int world; const char *flags, *command, *says; } cases[] = {
+  static const struct {
+    int world;
+    const char *flags, *command, *says;
+  } cases[] = {
       {1, "", "rm run0/metrics.jsonl", "run0/metrics.jsonl was removed or replaced while"},
       {1, "", "mv run1/train.log run1/log && cp run1/log run1/train.log", "run1/train.log was rem"},
       {1, "--save-every 1 --keep 2", "rm -rf run2 2> /dev/null; rm -rf run2 2> /dev/null; true",
@@ -2453,7 +2488,9 @@ static void test_train_ranks_resume(g2z_test *t) {
                "[ $(wc -l < %s/text) -gt 1 ] && cmp %s/text %s/text", runs[0], runs[2], runs[0],
             runs[0], runs[2]); /* they have seen and write the same text */
   }
-  static const struct { const char *damage, *says; } damaged[] = {
+  static const struct {
+    const char *damage, *says;
+  } damaged[] = {
       {"cp model.safetensors optimizer.state", "/optimizer.state has "},
       {"rm optimizer.state", "has no optimizer.state, which belongs to it"}};
   for (int i = 0; i < 2; i++) {
@@ -2525,7 +2562,10 @@ static void test_train_ranks_stuck(g2z_test *t) {
  * would make ranks wait for each other at different places, and different data (a copy of a shard
  * is damaged between its ends), are reported before the first step. */
 static void test_train_ranks_differ(g2z_test *t) {
-  static const struct { int odd; const char *before, *flags, *odd_flags, *says; } cases[] = {
+  static const struct {
+    int odd;
+    const char *before, *flags, *odd_flags, *says;
+  } cases[] = {
       {1, "trap '' XFSZ; ulimit -f 16;", "--save-every 2", "--save-every 2",
        "rank 1: cannot write run/step-000002.partial/model.safetensors.partial: File too large"},
       {0, "trap '' XFSZ; ulimit -f 16;", "--save-every 2", "--save-every 2",

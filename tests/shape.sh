@@ -44,7 +44,7 @@ tests/mutants.h                 30    0      1       -     0
 tests/ops.h                     55    3      8       -     0
 tests/ranks.h                   45    3      0       -     0
 tests/report.h                  35    1      0       -     1
-tests/run.h                     45    9      1       -     0
+tests/run.h                     45    0      0       -     0
 tests/text.h                    35    1      1       -     0
 tests/trainer.h                 40    2      2       -     0
 tests/weights.h                 30    2      0       -     0
