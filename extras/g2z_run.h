@@ -362,8 +362,8 @@ struct g2z_run {
   double recent[G2ZR_RECENT];        /* losses of the last steps, the newest first; skipped steps
                                       * count, but not steps without a token that counts */
   int64_t val_steps, val_tokens;     /* of one validation: batches of a rank, targets of all */
-  struct {                           /* rank 0 counts what a validation measures its loss over */
-    int64_t tokens, bytes;           /* targets, and bytes of their text; bytes 0: not known */
+  struct {                           /* rank 0, with a run_dir: the text of these targets */
+    int64_t bytes;                   /* 0: not known */
     uint32_t text;                   /* CRC-32C of that text */
     char set[64];                    /* runs with the same set have the same targets and --seq */
   } measure;
@@ -810,7 +810,7 @@ static int g2zr_same_tokens(const g2z_run *run) {
 /* A loss in nats per target as bits per byte of the targets' text; NaN: the bytes are not known. */
 static double g2zr_bits_per_byte(const g2z_run *run, double loss) {
   const double bytes = run->measure.bytes > 0 ? (double)run->measure.bytes : NAN;
-  return loss * (double)run->measure.tokens / (bytes * log(2.0));
+  return loss * (double)run->val_tokens / (bytes * log(2.0));
 }
 
 /* A hash in hexadecimal digits; null: not known. */
@@ -830,7 +830,7 @@ static void g2zr_put_validation(const g2z_run *run, g2z_json_out *out) {
   G2ZR_OPEN("validation");
   G2ZR_TEXT("set", run->measure.set);
   g2zr_put_hash(out, "shards_hash", run->val->data, 16);
-  G2ZR_WHOLE("tokens", run->measure.tokens);
+  G2ZR_WHOLE("tokens", run->val_tokens);
   g2zr_put_hash(out, "text_hash", known ? run->measure.text : 0, 8);
   G2ZR_COUNT("bytes", known ? run->measure.bytes : -1);
   G2ZR_CLOSE();
@@ -1528,43 +1528,6 @@ static g2z_status g2zr_open_tokenizer(g2z_run *run) {
 #define G2ZR_BYTES UINT64_C(0xcbf29ce484222325) /* g2z_tokenizer_hash of the 256 bytes, */
 #define G2ZR_GPT2 UINT64_C(0x4aaeec9c912d3e56)  /* and of GPT-2's merges */
 
-/* Counts a token of the validation's text. `is_target`: its loss counts. An end of text has no
- * bytes. */
-static void g2zr_measure_token(g2z_run *run, int32_t id, int is_target) {
-  const g2z_tokenizer *tokenizer = run->tokenizer;
-  size_t bytes = 0;
-  if (id < 0) return; /* a mask excludes it */
-  run->measure.tokens += is_target;
-  if (!tokenizer) return;
-  const unsigned char *text = g2z_tokenizer_token(tokenizer, id, &bytes);
-  run->measure.text = g2z_crc32c(run->measure.text, text, bytes);
-  if (is_target && id != g2z_tokenizer_eot(tokenizer)) run->measure.bytes += (int64_t)bytes;
-}
-
-/* Rank 0: reads what a validation of all ranks reads. The checksum of the text must be equal in
- * every vocabulary. So it begins with the first input, which is the end-of-text token or the text's
- * first token. */
-static g2z_status g2zr_measure(g2z_run *run, g2z_loader_config config) {
-  const int32_t *x, *y;
-  g2z_loader *loader;
-  int64_t steps = run->val_steps * config.world;
-  config.rank = 0;
-  config.world = 1;
-  G2Z_TRY(g2z_loader_create(run->services, &config, &loader));
-  g2z_status status = G2Z_OK;
-  if (steps > loader->steps_per_epoch) steps = loader->steps_per_epoch;
-  for (int64_t step = 0; step < steps; step++) {
-    status = g2z_loader_next(loader, &x, &y);
-    if (status != G2Z_OK) break;
-    if (step == 0) g2zr_measure_token(run, x[0], 0);
-    for (int64_t i = 0; i < loader->rows * config.seq; i++) g2zr_measure_token(run, y[i], 1);
-  }
-  snprintf(run->measure.set, sizeof run->measure.set, "%016" PRIx64 "-%" PRId64 "-%d",
-           loader->data, run->measure.tokens, config.seq);
-  g2z_loader_free(loader);
-  return status;
-}
-
 static g2z_status g2zr_open_val(g2z_run *run, g2z_loader_config loader) {
   const g2z_run_config *config = &run->config;
   loader.glob = config->val_glob;
@@ -1576,7 +1539,6 @@ static g2z_status g2zr_open_val(g2z_run *run, g2z_loader_config loader) {
     run->val_steps = config->val_steps;
   if (config->max_val_steps > 0 && run->val_steps > config->max_val_steps)
     run->val_steps = config->max_val_steps;
-  if (run->context->rank == 0 && config->run_dir) G2Z_TRY(g2zr_measure(run, loader));
   return G2Z_OK;
 }
 
@@ -1771,6 +1733,43 @@ static g2z_status g2zr_check_val(g2z_run *run) {
                                   remedy));
 }
 
+/* Adds a token to what was measured of the validation's text. An end of text has no bytes. */
+static void g2zr_measure_token(g2z_run *run, int32_t id, int is_target) {
+  size_t bytes = 0;
+  if (id < 0) return; /* a mask excludes it */
+  const unsigned char *text = g2z_tokenizer_token(run->tokenizer, id, &bytes);
+  run->measure.text = g2z_crc32c(run->measure.text, text, bytes);
+  if (is_target && id != g2z_tokenizer_eot(run->tokenizer)) run->measure.bytes += (int64_t)bytes;
+}
+
+/* Rank 0: reads what a validation of all ranks reads. The checksum of the text must be equal in
+ * every vocabulary. So it begins with the first input, which is the end-of-text token or the text's
+ * first token. */
+static g2z_status g2zr_measure(g2z_run *run) {
+  g2z_loader_config config = run->val->config;
+  const int32_t *x, *y;
+  g2z_loader *loader;
+  int64_t steps = run->val_steps * config.world;
+  memset(&run->measure, 0, sizeof run->measure); /* a run opens again if a checkpoint is damaged */
+  snprintf(run->measure.set, sizeof run->measure.set, "%016" PRIx64 "-%" PRId64 "-%d",
+           run->val->data, run->val_tokens, config.seq);
+  if (!run->tokenizer) return G2Z_OK;
+  config.glob = run->config.val_glob;
+  config.rank = 0;
+  config.world = 1;
+  G2Z_TRY(g2z_loader_create(run->services, &config, &loader));
+  g2z_status status = G2Z_OK;
+  if (steps > loader->steps_per_epoch) steps = loader->steps_per_epoch;
+  for (int64_t step = 0; step < steps; step++) {
+    status = g2z_loader_next(loader, &x, &y);
+    if (status != G2Z_OK) break;
+    if (step == 0) g2zr_measure_token(run, x[0], 0);
+    for (int64_t i = 0; i < loader->rows * config.seq; i++) g2zr_measure_token(run, y[i], 1);
+  }
+  g2z_loader_free(loader);
+  return status;
+}
+
 /* Closes everything that g2zr_load opened. */
 static void g2zr_close(g2z_run *run) {
   g2z_trainer_free(run->trainer);
@@ -1814,6 +1813,8 @@ static __attribute__((noinline)) g2z_status g2zr_load(g2z_run *run, int *damaged
     snprintf(text, sizeof text, "hash %016" PRIx64, run->val->data);
     G2Z_TRY(g2z_ranks_same(ranks, "validation data", text));
     G2Z_TRY(g2zr_check_val(run));
+    if (first && run->config.run_dir) status = g2zr_measure(run);
+    G2Z_TRY(g2zr_agree(run, status));
   }
   G2Z_TRY(g2z_trainer_create(run->context, &run->config.train, &run->trainer));
   if (!run->resume) return G2Z_OK;

@@ -1539,6 +1539,9 @@ static void test_run_resume_latest(g2z_test *t) {
     CHECK(t, test_there(t, "b/step-000008.damaged"));
     test_runs_equal(t, "a", "b");
     SAME(t, "a/step-000008", "b/step-000008");
+    test_sh(t, "for run in a b; do sed -n '/^  \"validation\"/,/}/p' $run/training_metrics.json > "
+               "$run.validation; done; grep -q text_hash a.validation && cmp a.validation "
+               "b.validation"); /* a run that opens twice measures the validation's text once */
   }
   alarm(0);
   /* Several damaged ones are skipped in order; a checkpoint given by name is never replaced. */
