@@ -269,7 +269,10 @@ static void test_bench_refusals(g2z_test *t) {
 /* The ops are the ones that a step calls, with the step's counts: a recomputed block's forward ops
  * count once more. */
 static void test_bench_ops(g2z_test *t) {
-  static const struct { const char *op; int calls; } rows[] = {
+  static const struct {
+    const char *op;
+    int calls;
+  } rows[] = {
       {"embed_fwd", 2}, {"layernorm_fwd", 22}, {"qkv_fwd", 10}, {"attention_fwd", 10},
       {"attproj_fwd", 10}, {"fc_gelu_fwd", 10}, {"fcproj_fwd", 6}, {"head_loss", 2},
       {"layernorm_bwd_last", 2}, {"layernorm_bwd", 12}, {"fcproj_bwd_data", 6},
@@ -362,7 +365,10 @@ static void test_bench_scaling(g2z_test *t) {
 }
 
 static void test_bench_others(g2z_test *t) {
-  static const struct { const char *name, *flags; size_t points; } cases[] = {
+  static const struct {
+    const char *name, *flags;
+    size_t points;
+  } cases[] = {
       {"buckets", "--sizes 0.005,4 --gpus 2", 2},
       {"matrix", "--gpus 1 --zero 0,2 --dtype fp16,fp32", 4},
       {"strategies", "--gpus 2 --zero dp,0", 2}};
@@ -418,7 +424,10 @@ static void test_bench_failing(g2z_test *t) {
 /* A signal while ranks run, before and after a run has ended, and one while tokens are written: the
  * report lists the finished points and names the machine. */
 static void test_bench_stopped(g2z_test *t) {
-  static const struct { const char *name, *flags, *when, *machine; int runs; } cases[] = {
+  static const struct {
+    const char *name, *flags, *when, *machine;
+    int runs;
+  } cases[] = {
       {"scaling", "--steps 3000 --gpus 1,2 --global-batch 2 --batch 1 --repeats 9",
        "-e $D/run_scaling_2/train.log", "CPU, ", 1},
       {"strategies", "--steps 3000000 --gpus 1 --zero 0", "-s $D/run_strategies_1/metrics.jsonl",
@@ -521,7 +530,8 @@ static void test_bench_report(g2z_test *t) {
   test_bench(t, 0, "report $D/all");
   CHECK_HAS(t, test_bench(t, 1, "report $D/all/scaling/run_scaling_1"),
             "is a run with its own report.html: choose another place, --out DIR");
-  /* It does not wait for the writer of a FIFO. A file of the user's stays. A killed run is reported as one. */
+  /* It does not wait for the writer of a FIFO. A file of the user's stays. A killed run is reported
+   * as one. */
   test_sh(t, "echo mine > report.html; mkdir killed; cp all/scaling/*_1/metrics.jsonl killed");
   CHECK_HAS(t, test_bench(t, 1, "report $D/all --out $D"), "/report.html was not written by bench");
   test_sh(t, "grep -x mine report.html > out; mkdir fifo; mkfifo fifo/report.html");

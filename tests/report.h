@@ -13,7 +13,9 @@ static g2z_status test_page_write(g2z_test *t, const char *path, size_t count) {
   memset(&chart, 0, sizeof chart);
   for (size_t i = 0; i < count; i++) {
     x[i] = (double)i;
-    y[i] = i == count / 2 ? 77 : i > count - 4 && i < count - 1 ? NAN : 3 + 0.1 * sin((double)i);
+    y[i] = 3 + 0.1 * sin((double)i);
+    if (i > count - 4 && i < count - 1) y[i] = NAN;
+    if (i == count / 2) y[i] = 77;
   }
   G2Z_TRY(g2z_page_create(&t->services, path, "a < b & \"c\" \x1b\xff", &page));
   g2z_page_fact(page, "machine", "%d x %s", 8, "<script>");
@@ -203,10 +205,11 @@ static void test_run_report(g2z_test *t) {
   s.config.save_weights = NULL;
   s.config.save_every = 1;
   s.config.resume = "latest";
+  s.config.train.batch = 1;
   for (int start = 0; start < 4; start++) { /* two resumes of three change something */
     s.config.max_train_steps = 1 + start;
-    s.config.train.batch = start < 1 ? 1 : 2;
-    s.config.train.optimizer.clip = start < 3 ? 1.0f : 0.5f;
+    if (start == 1) s.config.train.batch = 2;
+    if (start == 3) s.config.train.optimizer.clip = 0.5f;
     CHECK_OK(t, test_run_all(t, &s.config, &seen));
   }
   text = test_read(t, "resumed/report.html");
@@ -280,17 +283,50 @@ static void test_report_curves(g2z_test *t) {
             "<dt>tokens/s</dt><dd>12843</dd>", "flags are those of a run&#39;s last start.</p>");
 }
 
-/* Three short runs. The cells were computed by hand: last loss, best loss and its step; then steps,
- * tokens and seconds until each run reached the same loss, each also relative to the run that
- * needed the most steps. */
+/* A text of more than 8 KiB is cut after a whole escape. */
+static void test_report_cut(g2z_test *t) {
+  static char large[10000], out[9000];
+  for (size_t k = 0; k < 6; k++) {
+    const size_t bytes = 12 + k + 1500 * strlen("\\u00e9");
+    snprintf(large, sizeof large, "{\"text\": \"%.*s", (int)k + 2, "./train");
+    while (strlen(large) < bytes - 2) strcat(large, "\\u00e9");
+    strcat(large, "\"}");
+    const g2z_object object = {&t->services, (char *)"a text", large, strlen(large)};
+    g2z_object_copy(&object, "text", out, sizeof out);
+    const size_t got = strlen(out);
+    CHECK(t, got > 2700 && (got - k) % 2 == 0 && strcmp(out + got - 4, "\xc3\xa9\xc3\xa9") == 0);
+  }
+}
+
+/* Three short runs of test_report_compared, "a", "b" and "c". */
+static const struct {
+  const char *flags;
+  int tokens, step_ms;                 /* of each step */
+  double val_loss[4];                  /* after each step; 0: no validation */
+} test_compared[3] = {{"--lr 3e-3", 100, 500, {0, 4, 0, 3.5}},
+                      {"--lr 3e-35 --optimizer muon", 100, 800, {3.75, 3.25, 3, 3.125}},
+                      {"--lr 3e-3 --seed 2", 200, 250, {0, 3.4375, 0, 3.4375}}};
+
+static void test_compared_metrics(g2z_test *t) {
+  static const char *const names[] = {"a", "b", "c"};
+  for (int r = 0; r < 3; r++) {
+    FILE *file = test_report_file(t, names[r], "metrics.jsonl");
+    for (int i = 1; i <= 4; i++) {
+      const double loss = test_compared[r].val_loss[i - 1];
+      fprintf(file, "{\"step\": %d, \"tokens\": %d, \"loss\": 5, \"step_ms\": %d}\n", i,
+              i * test_compared[r].tokens, test_compared[r].step_ms);
+      if (loss > 0)
+        fprintf(file, "{\"step\": %d, \"tokens\": %d, \"val_loss\": %g, \"val_ms\": 9000%s}\n",
+                i, i * test_compared[r].tokens, loss, loss == 3.25 ? ", \"target\": true" : "");
+    }
+    CHECK(t, fclose(file) == 0);
+  }
+}
+
+/* The cells were computed by hand: last loss, best loss and its step; then steps, tokens and
+ * seconds until each run reached the same loss, each also relative to the run that needed the most
+ * steps. */
 static void test_report_compared(g2z_test *t) {
-  static const struct {
-    const char *flags;
-    int tokens, step_ms;               /* of each step */
-    double val_loss[4];                /* after each step; 0: no validation */
-  } runs[3] = {{"--lr 3e-3", 100, 500, {0, 4, 0, 3.5}},
-               {"--lr 3e-35 --optimizer muon", 100, 800, {3.75, 3.25, 3, 3.125}},
-               {"--lr 3e-3 --seed 2", 200, 250, {0, 3.4375, 0, 3.4375}}};
 #define NONE "<td>\xe2\x80\x93"
 #define COMMON "at most 3.5000, the highest of the best losses. Relative figures compare with "
 #define TEXT(set, tokens, text) "{\"set\": \"" set "\", \"tokens\": " #tokens ", \"bytes\": 100, " \
@@ -333,18 +369,7 @@ static void test_report_compared(g2z_test *t) {
                {{"null", "null", "null"}, COMMON, branch, ">loss 3.5000</span>", ALIKE},
                {{"null", "null", "null"}, "<h2>Validation</h2>\n<div ", no_curves, "", ALIKE}};
   static const char *const names[] = {"a", "b", "c"};
-  for (int r = 0; r < 3; r++) {
-    FILE *file = test_report_file(t, names[r], "metrics.jsonl");
-    for (int i = 1; i <= 4; i++) {
-      const double loss = runs[r].val_loss[i - 1];
-      fprintf(file, "{\"step\": %d, \"tokens\": %d, \"loss\": 5, \"step_ms\": %d}\n", i,
-              i * runs[r].tokens, runs[r].step_ms);
-      if (loss > 0)
-        fprintf(file, "{\"step\": %d, \"tokens\": %d, \"val_loss\": %g, \"val_ms\": 9000%s}\n", i,
-                i * runs[r].tokens, loss, loss == 3.25 ? ", \"target\": true" : "");
-    }
-    CHECK(t, fclose(file) == 0);
-  }
+  test_compared_metrics(t);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     const int curves = cases[i].cells != no_curves, first = i == 0;
     if (cases[i].cells == branch) test_sh(t, "sed -i 1d c/metrics.jsonl");
@@ -355,7 +380,7 @@ static void test_report_compared(g2z_test *t) {
               "\"%s\": \"./train --seed 1 --eval %0600d --run-dir %s %s\", \"summary\": "
               "{\"total_wall_time_sec\": 3, \"best_val_loss\": 2, \"target_loss\": %s, "
               "\"target_step\": 2, \"early_stop_step\": 4}, \"validation\": %s}",
-              curves || r < 2 ? "command_line" : "no_command", 1, names[r], runs[r].flags,
+              curves || r < 2 ? "command_line" : "no_command", 1, names[r], test_compared[r].flags,
               cases[i].targets[r],
               r == 1 ? cases[i].other : ALIKE);
       CHECK(t, fclose(file) == 0);
@@ -368,7 +393,7 @@ static void test_report_compared(g2z_test *t) {
       const char *run = test_at(t, "%s", names[r]);
       CHECK_HAS(t, page, test_text("<tr><td>%s%s</tr>", run, cases[i].cells[r]), cases[i].about,
                 cases[i].line, curves || r < 2 ? test_text("<dt>%s</dt><dd>%s</dd>", run,
-                                                           runs[r].flags) : "");
+                                                           test_compared[r].flags) : "");
     }
     CHECK(t, test_times(page, "class=\"series dash") == 3 * (*cases[i].line != 0));
     CHECK(t, !strstr(page, "nan"));
@@ -382,18 +407,7 @@ static void test_report_compared(g2z_test *t) {
     CHECK_HAS(t, page, ">target</span>", "<dt>step of the target loss</dt><dd>2</dd>",
               "<dt>step of the best validation loss</dt><dd>3</dd>",
               "<dt>stopped early at step</dt><dd>4</dd>");
-    /* A text of more than 8 KiB is cut after a whole escape. */
-    static char large[10000], out[9000];
-    for (size_t k = 0; k < 6; k++) {
-      const size_t bytes = 12 + k + 1500 * strlen("\\u00e9");
-      snprintf(large, sizeof large, "{\"text\": \"%.*s", (int)k + 2, "./train");
-      while (strlen(large) < bytes - 2) strcat(large, "\\u00e9");
-      strcat(large, "\"}");
-      const g2z_object object = {&t->services, (char *)"a text", large, strlen(large)};
-      g2z_object_copy(&object, "text", out, sizeof out);
-      const size_t got = strlen(out);
-      CHECK(t, got > 2700 && (got - k) % 2 == 0 && strcmp(out + got - 4, "\xc3\xa9\xc3\xa9") == 0);
-    }
+    test_report_cut(t);
     /* More runs than a chart has colours. */
     const char *many[G2Z_CHART_SERIES];
     for (int r = 0; r < G2Z_CHART_SERIES; r++) many[r] = names[1];
@@ -411,8 +425,11 @@ static void test_report_compared(g2z_test *t) {
 
 /* When the validation tokens change, the best validation is the best one over the last tokens. */
 static void test_report_sets(g2z_test *t) {
-  static const struct { int step; double loss; const char *set; } lines[] = {
-      {1, 2, "a"}, {2, 5, "b"}, {3, 4.5, "b"}, {4, 4.75, "b"}};
+  static const struct {
+    int step;
+    double loss;
+    const char *set;
+  } lines[] = {{1, 2, "a"}, {2, 5, "b"}, {3, 4.5, "b"}, {4, 4.75, "b"}};
   static const char *const names[] = {"run", "run"};
   FILE *file = test_report_file(t, "run", "metrics.jsonl");
   for (size_t i = 0; i < sizeof lines / sizeof *lines; i++)
@@ -711,11 +728,14 @@ static void test_run_event_tags(g2z_test *t) {
   test_events seen;
   TRAIN_OR_SKIP(t);
   for (int i = 0; i < NAMES; i++) {
-    memset(name, i < 4 ? 'n' : i == 4 ? 0xff : 1, sizeof name);
+    memset(name, 'n', sizeof name);
+    if (i == 4) memset(name, 0xff, sizeof name); /* no UTF-8 */
+    if (i == 5) memset(name, 1, sizeof name);
     if (i == 6) memcpy(name, marks, sizeof marks);
     name[lengths[i]] = 0;
     snprintf(want[i], sizeof want[i], "eval/%s", name);
-    for (int k = 0; i > 3 && i < 6 && k < lengths[i]; k++) memcpy(want[i] + 5 + 3 * k, "\xef\xbf\xbd", 4);
+    for (int k = 0; i > 3 && i < 6 && k < lengths[i]; k++)
+      memcpy(want[i] + 5 + 3 * k, "\xef\xbf\xbd", 4);
     test_write_file(t, test_path(t, name), "a text of few bytes", 19);
     snprintf(quoted + strlen(quoted), sizeof quoted - strlen(quoted), " '%s'", test_path(t, name));
   }
