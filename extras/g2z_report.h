@@ -1352,81 +1352,82 @@ static g2z_status g2zp_curves_read(g2z_services *services, const char *run_dir,
 #undef AT
 }
 
+enum {                               /* uses of a run's facts besides the head of its page; bits */
+  G2ZP_COMPARED = 1,                 /* a column of the table that compares runs */
+  G2ZP_OF_LOSS = 2,                  /* besides the model, a loss depends on it */
+  G2ZP_OF_TEXT = 4                   /* it describes the text, on which bits per byte depend */
+};
 typedef struct g2zp_fact {           /* a fact or a table's column, read from JSON */
   const char *name, *at, *launcher;  /* launcher: its place in launcher_metadata.json; or NULL */
   const char *format;                /* for the number times `factor`; see g2zp_number_text */
   double factor;
+  int uses;                          /* of a run's facts; else 0 */
 } g2zp_fact;
 
 /* The head of a run's page: from training_metrics.json once the run has ended, before that from
- * launcher_metadata.json. The first G2ZP_COMPARED facts are also compared between runs. */
+ * launcher_metadata.json. */
 static const g2zp_fact g2zp_run_facts[] = {
-    {"tokens/s", "summary.mean_tokens_per_sec_global", NULL, NULL, 1},
-    {"wall s", "summary.total_wall_time_sec", NULL, NULL, 1},
-    {"p50 ms", "epochs.last.step_time_p50_sec", NULL, "%.2f", 1e3},
-    {"p95 ms", "epochs.last.step_time_p95_sec", NULL, "%.2f", 1e3},
-    {"model", "training_config.model_name", NULL, NULL, 1},
-    {"size", "training_config.model_size", NULL, NULL, 1},
-    {"parameters", "training_config.parameters", NULL, NULL, 1},
-    {"GPU", "hardware.gpu_name", NULL, NULL, 1},
-    {"ranks", "hardware.world_size", "world_size", NULL, 1},
-    {"strategy", "training_config.strategy", NULL, NULL, 1},
-    {"ZeRO stage", "training_config.zero_stage", NULL, NULL, 1},
-    {"precision", "training_config.precision", NULL, NULL, 1},
-    {"fp8", "training_config.fp8", NULL, NULL, 1},
-    {"recompute", "training_config.recompute", NULL, NULL, 1},
-    {"data", "training_config.dataset_name", NULL, NULL, 1},
+    {"tokens/s", "summary.mean_tokens_per_sec_global", NULL, NULL, 1, G2ZP_COMPARED},
+    {"wall s", "summary.total_wall_time_sec", NULL, NULL, 1, G2ZP_COMPARED},
+    {"p50 ms", "epochs.last.step_time_p50_sec", NULL, "%.2f", 1e3, G2ZP_COMPARED},
+    {"p95 ms", "epochs.last.step_time_p95_sec", NULL, "%.2f", 1e3, G2ZP_COMPARED},
+    {"model", "training_config.model_name", NULL, NULL, 1, G2ZP_COMPARED},
+    {"size", "training_config.model_size", NULL, NULL, 1, G2ZP_COMPARED},
+    {"parameters", "training_config.parameters", NULL, NULL, 1, G2ZP_COMPARED},
+    {"GPU", "hardware.gpu_name", NULL, NULL, 1, G2ZP_COMPARED},
+    {"ranks", "hardware.world_size", "world_size", NULL, 1, G2ZP_COMPARED},
+    {"strategy", "training_config.strategy", NULL, NULL, 1, G2ZP_COMPARED},
+    {"ZeRO stage", "training_config.zero_stage", NULL, NULL, 1, G2ZP_COMPARED},
+    {"precision", "training_config.precision", NULL, NULL, 1, G2ZP_COMPARED},
+    {"fp8", "training_config.fp8", NULL, NULL, 1, G2ZP_COMPARED},
+    {"recompute", "training_config.recompute", NULL, NULL, 1, G2ZP_COMPARED},
+    {"data", "training_config.dataset_name", NULL, NULL, 1, G2ZP_COMPARED},
     {"sequences per rank and micro-step", "training_config.micro_batch_size_per_gpu", NULL, NULL,
-     1},
-    {"micro-steps", "training_config.grad_accum_steps", NULL, NULL, 1},
-    {"sequences per step", "training_config.global_batch_size", NULL, NULL, 1},
-    {"optimizer", "training_config.optimizer", NULL, NULL, 1},
-    {"moments", "training_config.moments", NULL, NULL, 1},
-    {"peak learning rate", "training_config.lr", NULL, NULL, 1},
-    {"tokens per sequence", "training_config.seq_len", NULL, NULL, 1},
-    {"vocabulary", "training_config.vocab_hash", NULL, NULL, 1},
-    {"validation tokens", "validation.tokens", NULL, NULL, 1},
-    {"validation shards", "validation.shards_hash", NULL, NULL, 1},
-    {"bytes of validation text", "validation.bytes", NULL, NULL, 1},
-    {"validation text", "validation.text_hash", NULL, NULL, 1},
-    {"best validation loss", "summary.best_val_loss", NULL, NULL, 1},
-    {"best bits per byte", "summary.best_val_bits_per_byte", NULL, NULL, 1},
-    {"target loss", "summary.target_loss", NULL, NULL, 1},
-    {"step of the target loss", "summary.target_step", NULL, NULL, 1},
-    {"tokens to the target loss", "summary.target_tokens", NULL, NULL, 1},
-    {"wall s to the target loss", "summary.target_seconds", NULL, NULL, 1},
-    {"stopped early at step", "summary.early_stop_step", NULL, NULL, 1},
-    {"host", "host.hostname", "rank0_host", NULL, 1},
-    {"launcher", NULL, "launcher", NULL, 1},
-    {"system", "host.os", NULL, NULL, 1},
-    {"CUDA", "env.cuda_version", NULL, NULL, 1},
-    {"NCCL", "env.nccl_version", NULL, NULL, 1},
-    {"started", "timestamp_utc", "timestamp_utc", NULL, 1},
-    {"commit", "git_commit", "git_commit", NULL, 1},
-    {"command", "command_line", "command_line", NULL, 1}};
-#define G2ZP_COMPARED 22
-/* Six facts begin here. Besides the model, a loss depends on the first four. Bits per byte depend
- * on the text, which the last two describe. */
-static const g2zp_fact *const g2zp_measured = g2zp_run_facts + G2ZP_COMPARED - 1;
-enum { G2ZP_OF_LOSS = 4, G2ZP_OF_TEXT = 5, G2ZP_MEASURED = 6 };
+     1, G2ZP_COMPARED},
+    {"micro-steps", "training_config.grad_accum_steps", NULL, NULL, 1, G2ZP_COMPARED},
+    {"sequences per step", "training_config.global_batch_size", NULL, NULL, 1, G2ZP_COMPARED},
+    {"optimizer", "training_config.optimizer", NULL, NULL, 1, G2ZP_COMPARED},
+    {"moments", "training_config.moments", NULL, NULL, 1, G2ZP_COMPARED},
+    {"peak learning rate", "training_config.lr", NULL, NULL, 1, G2ZP_COMPARED},
+    {"tokens per sequence", "training_config.seq_len", NULL, NULL, 1, G2ZP_COMPARED | G2ZP_OF_LOSS},
+    {"vocabulary", "training_config.vocab_hash", NULL, NULL, 1, G2ZP_OF_LOSS},
+    {"validation tokens", "validation.tokens", NULL, NULL, 1, G2ZP_OF_LOSS},
+    {"validation shards", "validation.shards_hash", NULL, NULL, 1, G2ZP_OF_LOSS},
+    {"bytes of validation text", "validation.bytes", NULL, NULL, 1, G2ZP_OF_TEXT},
+    {"validation text", "validation.text_hash", NULL, NULL, 1, G2ZP_OF_TEXT},
+    {"best validation loss", "summary.best_val_loss", NULL, NULL, 1, 0},
+    {"best bits per byte", "summary.best_val_bits_per_byte", NULL, NULL, 1, 0},
+    {"target loss", "summary.target_loss", NULL, NULL, 1, 0},
+    {"step of the target loss", "summary.target_step", NULL, NULL, 1, 0},
+    {"tokens to the target loss", "summary.target_tokens", NULL, NULL, 1, 0},
+    {"wall s to the target loss", "summary.target_seconds", NULL, NULL, 1, 0},
+    {"stopped early at step", "summary.early_stop_step", NULL, NULL, 1, 0},
+    {"host", "host.hostname", "rank0_host", NULL, 1, 0},
+    {"launcher", NULL, "launcher", NULL, 1, 0},
+    {"system", "host.os", NULL, NULL, 1, 0},
+    {"CUDA", "env.cuda_version", NULL, NULL, 1, 0},
+    {"NCCL", "env.nccl_version", NULL, NULL, 1, 0},
+    {"started", "timestamp_utc", "timestamp_utc", NULL, 1, 0},
+    {"commit", "git_commit", "git_commit", NULL, 1, 0},
+    {"command", "command_line", "command_line", NULL, 1, 0}};
 
 static const g2zp_fact g2zp_epoch_columns[] = {
-    {"epoch", "epoch_idx", NULL, NULL, 1},
-    {"steps", "steps", NULL, NULL, 1},
-    {"tokens", "tokens_processed_global", NULL, NULL, 1},
-    {"tokens/s", "tokens_per_sec_global", NULL, NULL, 1},
-    {"training loss", "train_loss_avg_global", NULL, "%.4f", 1},
-    {"validation loss", "val_loss_avg_global", NULL, "%.4f", 1},
-    {"step p50, ms", "step_time_p50_sec", NULL, "%.2f", 1e3},
-    {"step p95, ms", "step_time_p95_sec", NULL, "%.2f", 1e3},
-    {"wall time, s", "epoch_wall_time_sec", NULL, "%.1f", 1}};
+    {"epoch", "epoch_idx", NULL, NULL, 1, 0},
+    {"steps", "steps", NULL, NULL, 1, 0},
+    {"tokens", "tokens_processed_global", NULL, NULL, 1, 0},
+    {"tokens/s", "tokens_per_sec_global", NULL, NULL, 1, 0},
+    {"training loss", "train_loss_avg_global", NULL, "%.4f", 1, 0},
+    {"validation loss", "val_loss_avg_global", NULL, "%.4f", 1, 0},
+    {"step p50, ms", "step_time_p50_sec", NULL, "%.2f", 1e3, 0},
+    {"step p95, ms", "step_time_p95_sec", NULL, "%.2f", 1e3, 0},
+    {"wall time, s", "epoch_wall_time_sec", NULL, "%.1f", 1, 0}};
 
 static const g2zp_fact g2zp_mixture_columns[] = {
-    {"training shards", "shards", NULL, NULL, 1},
-    {"weight, %", "weight", NULL, "%.3f", 100},
-    {"sequences, %", "share", NULL, "%.3f", 100},
-    {"tokens", "tokens", NULL, NULL, 1},
-    {"passes", "passes", NULL, "%.3f", 1}};
+    {"training shards", "shards", NULL, NULL, 1, 0},
+    {"weight, %", "weight", NULL, "%.3f", 100, 0},
+    {"sequences, %", "share", NULL, "%.3f", 100, 0},
+    {"tokens", "tokens", NULL, NULL, 1, 0},
+    {"passes", "passes", NULL, "%.3f", 1, 0}};
 
 /* The text or number at fact->at; "": neither. */
 static const char *g2zp_object_cell(char cell[G2ZP_CELL], const g2z_object *object,
@@ -1986,26 +1987,29 @@ G2Z_API g2z_status g2z_results_add(g2z_results *results, const char *directory) 
                   "name a directory that bench or train --run-dir wrote", directory);
 }
 
-/* A table of the facts that differ, a row per run; the facts that all runs share stand above it. */
-static void g2zp_page_runs(g2z_page *page, const g2z_object *runs, size_t count,
-                           const g2zp_fact *facts, int fact_count) {
-  const char *headers[1 + G2ZP_COMPARED] = {"run"};
+/* A table of the facts with one of these uses that differ, a row per run. The facts that all runs
+ * share stand above it. */
+static void g2zp_page_runs(g2z_page *page, const g2z_object *runs, size_t count, int uses) {
+  const char *headers[1 + G2Z_COUNT(g2zp_run_facts)] = {"run"};
+  const g2zp_fact *shown[G2Z_COUNT(g2zp_run_facts)];
   char cell[G2ZP_CELL], first[G2ZP_CELL];
-  int shown[G2ZP_COMPARED], used = 0;
-  for (int c = 0; c < fact_count; c++) {
-    int differs = g2zp_object_cell(first, &runs[0], &facts[c])[0] && count == 1;
+  int used = 0;
+  for (const g2zp_fact *fact = g2zp_run_facts;
+       fact < g2zp_run_facts + G2Z_COUNT(g2zp_run_facts); fact++) {
+    if (!(fact->uses & uses)) continue;
+    int differs = g2zp_object_cell(first, &runs[0], fact)[0] && count == 1;
     for (size_t r = 1; r < count && !differs; r++)
-      differs = strcmp(g2zp_object_cell(cell, &runs[r], &facts[c]), first) != 0;
-    if (!differs && first[0]) g2z_page_fact(page, facts[c].name, "%s", first);
+      differs = strcmp(g2zp_object_cell(cell, &runs[r], fact), first) != 0;
+    if (!differs && first[0]) g2z_page_fact(page, fact->name, "%s", first);
     if (!differs) continue;
-    shown[used++] = c;
-    headers[used] = facts[c].name;
+    shown[used++] = fact;
+    headers[used] = fact->name;
   }
   g2z_page_table(page, 1 + used, headers);
   for (size_t r = 0; r < count; r++) {
     g2z_page_cell(page, "%s", runs[r].path);
     for (int c = 0; c < used; c++)
-      g2z_page_cell(page, "%s", g2zp_object_cell(cell, &runs[r], &facts[shown[c]]));
+      g2z_page_cell(page, "%s", g2zp_object_cell(cell, &runs[r], shown[c]));
   }
 }
 
@@ -2074,14 +2078,14 @@ static int g2zp_same(const g2z_object *runs, const g2zp_curves *curves, size_t c
  * are not compared, and a table of what differs. */
 static g2zp_measure g2zp_page_measure(g2z_page *page, const g2z_object *runs, g2zp_curves *curves,
                                       size_t count, size_t validated) {
-  static const g2zp_fact set = {"", "validation.set", NULL, NULL, 1};
+  static const g2zp_fact set = {"", "validation.set", NULL, NULL, 1, 0};
+  static const g2zp_fact text = {"", "validation.text_hash", NULL, NULL, 1, 0};
   const char *comma = "since the runs differ in: ";
   char why[300] = "";
   int known;
   g2zp_measure measure = G2ZP_NO_MEASURE;
   if (validated < 2 || (g2zp_same(runs, curves, count, &set, &known) && known)) measure = G2ZP_LOSS;
-  else if (g2zp_same(runs, curves, count, &g2zp_measured[G2ZP_OF_TEXT], &known) && known)
-    measure = G2ZP_BITS;
+  else if (g2zp_same(runs, curves, count, &text, &known) && known) measure = G2ZP_BITS;
   for (size_t r = 0; r < count; r++) {
     g2zp_curves *c = &curves[r];
     c->per_nat = 1;
@@ -2095,9 +2099,11 @@ static g2zp_measure g2zp_page_measure(g2z_page *page, const g2z_object *runs, g2
     }
   }
   if (measure == G2ZP_LOSS) return measure;
-  for (int i = 0; i < G2ZP_OF_LOSS; i++) {
-    if (g2zp_same(runs, curves, count, &g2zp_measured[i], &known)) continue;
-    snprintf(why + strlen(why), sizeof why - strlen(why), "%s%s", comma, g2zp_measured[i].name);
+  for (const g2zp_fact *fact = g2zp_run_facts;
+       fact < g2zp_run_facts + G2Z_COUNT(g2zp_run_facts); fact++) {
+    if (!(fact->uses & G2ZP_OF_LOSS)) continue;
+    if (g2zp_same(runs, curves, count, fact, &known)) continue;
+    snprintf(why + strlen(why), sizeof why - strlen(why), "%s%s", comma, fact->name);
     comma = ", ";
   }
   if (!*why)
@@ -2110,7 +2116,7 @@ static g2zp_measure g2zp_page_measure(g2z_page *page, const g2z_object *runs, g2
     g2z_page_text(page, "Losses are not compared, %s. Nor are bits per byte, since the text is not "
                   "the same or not known. To compare the weights, score one text with each: "
                   "./train --init-from RUN_DIR/weights --eval TEXT", why);
-  g2zp_page_runs(page, runs, count, g2zp_measured, G2ZP_MEASURED);
+  g2zp_page_runs(page, runs, count, G2ZP_OF_LOSS | G2ZP_OF_TEXT);
   return measure;
 }
 
@@ -2291,7 +2297,7 @@ G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path
     g2z_page_text(page, "Read from each training_metrics.json. Tokens/s includes the first steps, "
                         "which experiments leave out as warm-up. Step times are from the last "
                         "epoch. Settings and flags are those of a run's last start.");
-    g2zp_page_runs(page, results->runs, count, g2zp_run_facts, G2ZP_COMPARED);
+    g2zp_page_runs(page, results->runs, count, G2ZP_COMPARED);
     status = g2zp_page_flags(page, results->runs, count);
     g2zp_measure measure = G2ZP_LOSS;
     const double level = g2zp_page_validations(page, results->runs, curves, count, &measure);
