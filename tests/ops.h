@@ -535,7 +535,10 @@ typedef union ops_operands {
 
 /* Every op of a device ends the program if it is called without operands. */
 static void ops_expect_asserts(g2z_test *t, g2z_device *device) {
-  static const struct { const char *name; g2z_status (*run)(g2z_device *, const void *); } ops[] = {
+  static const struct {
+    const char *name;
+    g2z_status (*run)(g2z_device *device, const void *operands);
+  } ops[] = {
 #define X(op) {#op, ops_run_##op},
       OPS_STRUCTS(X)
 #undef X
