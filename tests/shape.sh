@@ -22,13 +22,12 @@ limits() {
   cat << 'END'
 #                          ternary  two  comma  params  long
 each                            30    0      0       -     0
-all                              -    -      -      81     -
-gpt2_zero.h                     50   21     17       -     0
+all                              -    -      -      29     -
+gpt2_zero.h                     50   21     14       -     0
 gpt2_zero_kernels.cuh           40    4     33       -     0
 bench.cu                        55    0      0       -     0
 extras/g2z_text.h               50    0      0       -     0
 tests/base.h                    30    7      2       -     0
-tests/bench.h                   30    3      0       -     0
 tests/checkpoint.h              65    1      0       -     0
 tests/cuda.h                    60    2      3       -     0
 tests/eval.h                    30    2      4       -     0
@@ -41,9 +40,8 @@ tests/loader.h                  30    1      1       -     1
 tests/model.h                   45    0      0       -     0
 tests/muon.h                    70    0      0       -     0
 tests/mutants.h                 30    0      1       -     0
-tests/ops.h                     55    3      8       -     0
+tests/ops.h                     50    4      8       -     0
 tests/ranks.h                   45    3      0       -     0
-tests/report.h                  35    1      0       -     1
 tests/run.h                     45    0      0       -     0
 tests/text.h                    35    1      1       -     0
 tests/trainer.h                 40    2      2       -     0
