@@ -40,7 +40,7 @@ tests/loader.h                  30    1      1       -     1
 tests/model.h                   45    0      0       -     0
 tests/muon.h                    70    0      0       -     0
 tests/mutants.h                 30    0      1       -     0
-tests/ops.h                     50    4      8       -     0
+tests/ops.h                     50    3      8       -     0
 tests/ranks.h                   45    3      0       -     0
 tests/run.h                     45    0      0       -     0
 tests/text.h                    35    1      1       -     0
