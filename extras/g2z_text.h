@@ -300,11 +300,12 @@ static inline int g2zt_class(const unsigned char *classes, const unsigned char *
                              const unsigned char **next) {
   uint32_t c = *p++;
   if (c >= 0x80) {
-    int more = c < 0xE0 ? 1 : c < 0xF0 ? 2 : 3;
+    int more = 1 + (c >= 0xE0) + (c >= 0xF0);
     for (c &= 0x3Fu >> more; more; more--) c = c << 6 | (*p++ & 0x3Fu);
   }
   *next = p;
-  return c < G2ZT_CLASSIFIED ? classes[c] : (int)G2ZT_OTHER;
+  if (c >= G2ZT_CLASSIFIED) return G2ZT_OTHER;
+  return classes[c];
 }
 
 /* The number of bytes that one U+FFFD replaces at p, where no valid character stands: the longest
@@ -341,10 +342,16 @@ static size_t g2zt_utf8_repair(const unsigned char *text, size_t bytes, unsigned
                                size_t most, size_t *used) {
   size_t made = 0, at = 0;
   while (at < bytes && made < most) {
-    const size_t step = g2z_utf8_length(text + at, text + bytes), count = step ? step : 3;
-    if (out) memcpy(out + made, step ? (const void *)(text + at) : "\xEF\xBF\xBD", count);
+    const void *character = text + at;
+    size_t step = g2z_utf8_length(text + at, text + bytes), count = step;
+    if (step == 0) {
+      character = "\xEF\xBF\xBD"; /* U+FFFD */
+      count = 3;
+      step = g2zt_utf8_broken(text + at, text + bytes);
+    }
+    if (out) memcpy(out + made, character, count);
     made += count;
-    at += step ? step : g2zt_utf8_broken(text + at, text + bytes);
+    at += step;
   }
   *used = at;
   return made;
@@ -381,11 +388,20 @@ static g2z_status g2zt_valid_text(g2z_services *services, g2zt_repair *repair, i
 
 #define G2ZT_CERTAIN 64 /* pieces that end this far before the end of a text are certain */
 
+/* The last place where the end of a piece is certain although the text may continue. */
+static const unsigned char *g2zt_certain(const unsigned char *text, const unsigned char *end) {
+  if (end - text <= G2ZT_CERTAIN) return text;
+  return end - G2ZT_CERTAIN;
+}
+
 /* The length of the contraction at the apostrophe p; 0: none. */
 static size_t g2zt_contraction(const unsigned char *p, const unsigned char *end) {
-  int one = end - p > 1 ? p[1] : 0, two = end - p > 2 ? p[2] : 0;
-  if (one == 's' || one == 'd' || one == 'm' || one == 't') return 2;
-  return (one == 'l' && two == 'l') || ((one == 'v' || one == 'r') && two == 'e') ? 3 : 0;
+  if (end - p < 2) return 0;
+  if (p[1] == 's' || p[1] == 'd' || p[1] == 'm' || p[1] == 't') return 2;
+  if (end - p < 3) return 0;
+  if (p[1] == 'l' && p[2] == 'l') return 3;
+  if ((p[1] == 'v' || p[1] == 'r') && p[2] == 'e') return 3;
+  return 0;
 }
 
 /* The end of the piece that starts at p. */
@@ -401,13 +417,18 @@ static inline const unsigned char *g2zt_piece_end(const unsigned char *classes,
      * word. The top bit of a byte in `others` marks a byte that is no letter; no sum of 7-bit
      * values carries into the next byte. */
     const uint64_t ones = 0x0101010101010101u, top = 0x80 * ones;
-    uint64_t others = 0;
-    for (uint64_t eight; !others && end - next >= 8;
-         next += others ? __builtin_ctzll(others) / 8 : 8) {
+    while (end - next >= 8) {
+      uint64_t eight;
       memcpy(&eight, next, 8);
-      uint64_t small = (eight & ~top) | 0x20 * ones;
-      uint64_t from_a = small + (0x80 - 'a') * ones, above_z = small + (0x80 - 'z' - 1) * ones;
-      others = (~from_a | above_z | eight) & top;
+      const uint64_t small = (eight & ~top) | 0x20 * ones;
+      const uint64_t from_a = small + (0x80 - 'a') * ones;
+      const uint64_t above_z = small + (0x80 - 'z' - 1) * ones;
+      const uint64_t others = (~from_a | above_z | eight) & top;
+      if (others) {
+        next += __builtin_ctzll(others) / 8;
+        break;
+      }
+      next += 8;
     }
     if (next < end && *next < 0x80 && classes[*next] != G2ZT_LETTER) return next;
   }
@@ -417,7 +438,8 @@ static inline const unsigned char *g2zt_piece_end(const unsigned char *classes,
     return at;
   }
   for (at = p; at < end && g2zt_class(classes, at, &next) == G2ZT_WHITE; at = next) last = at;
-  return at == end || last == p ? at : last;
+  if (at == end || last == p) return at;
+  return last;
 }
 
 /* The length of the White_Space character at p; 0: another character, or an incomplete one. Needs
@@ -425,13 +447,14 @@ static inline const unsigned char *g2zt_piece_end(const unsigned char *classes,
 static size_t g2zt_white_bytes(const unsigned char *p, const unsigned char *end) {
   if (p == end) return 0;
   if (*p == ' ' || (*p >= 0x09 && *p <= 0x0D)) return 1;
-  if (end - p >= 2 && p[0] == 0xC2) return p[1] == 0x85 || p[1] == 0xA0 ? 2 : 0;
+  if (end - p >= 2 && p[0] == 0xC2 && (p[1] == 0x85 || p[1] == 0xA0)) return 2;
   if (end - p < 3 || p[0] < 0xE1 || p[0] > 0xE3) return 0;
   uint32_t c = (p[0] & 0x0Fu) << 12 | (p[1] & 0x3Fu) << 6 | (p[2] & 0x3Fu);
   if ((p[1] & 0xC0) != 0x80 || (p[2] & 0xC0) != 0x80) return 0;
-  int white = (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F ||
-              c == 0x205F || c == 0x1680 || c == 0x3000;
-  return white ? 3 : 0;
+  if ((c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
+      c == 0x1680 || c == 0x3000)
+    return 3;
+  return 0;
 }
 
 G2Z_API size_t g2z_encode_cut(const void *text, size_t bytes) {
@@ -471,6 +494,12 @@ static inline size_t g2zt_word_bytes(const g2zt_words *words, size_t word) {
   return words->starts[word + 1] - words->starts[word];
 }
 
+/* The bytes of all words. */
+static size_t g2zt_words_bytes(const g2zt_words *words) {
+  if (words->count == 0) return 0;
+  return words->starts[words->count];
+}
+
 /* The slot of a word, or the empty slot where it belongs. */
 static inline size_t g2zt_words_slot(const g2zt_words *words, const unsigned char *bytes,
                                      size_t count) {
@@ -501,10 +530,11 @@ static inline int64_t g2zt_words_find(const g2zt_words *words, const unsigned ch
 /* Finds or adds a word. *word: its number; for a new word the count before the call. */
 static g2z_status g2zt_words_add(g2z_services *services, g2zt_words *words,
                                  const unsigned char *bytes, size_t count, size_t *word) {
-  size_t used = words->count ? words->starts[words->count] : 0;
+  const size_t used = g2zt_words_bytes(words);
   if (words->count * 2 >= words->slots) {
     uint32_t *table;
-    size_t slots = words->slots ? words->slots * 2 : 1024;
+    size_t slots = 1024;
+    if (words->slots) slots = words->slots * 2;
     G2Z_TRY(G2Z_NEW(services, slots, &table));
     g2z_release(services, words->table);
     words->table = table;
@@ -514,15 +544,18 @@ static g2z_status g2zt_words_add(g2z_services *services, g2zt_words *words,
                                    g2zt_word_bytes(words, i))] = (uint32_t)i + 1;
   }
   size_t slot = g2zt_words_slot(words, bytes, count);
-  *word = words->table[slot] ? words->table[slot] - 1 : words->count;
-  if (words->table[slot]) return G2Z_OK;
+  if (words->table[slot]) {
+    *word = words->table[slot] - 1;
+    return G2Z_OK;
+  }
+  *word = words->count;
   /* The limit leaves room for the barriers between words during vocabulary training. */
   if (used + words->count + count >= UINT32_MAX - 2)
     return g2z_fail(services, G2Z_UNSUPPORTED, "more than 4 GiB of different words: learn the "
                     "vocabulary from a part of the text");
   G2Z_TRY(G2Z_GROW(services, &words->bytes, &words->bytes_capacity, used, used + count));
   G2Z_TRY(G2Z_GROW(services, &words->starts, &words->starts_capacity,
-                   words->count ? words->count + 1 : 0, words->count + 2));
+                   words->count + (words->count > 0), words->count + 2));
   memcpy(words->bytes + used, bytes, count);
   words->starts[words->count] = (uint32_t)used;
   words->starts[words->count + 1] = (uint32_t)(used + count);
@@ -550,7 +583,8 @@ typedef struct g2zt_heap {
 } g2zt_heap;
 
 static inline int g2zt_item_before(const g2zt_item *a, const g2zt_item *b) {
-  return a->first != b->first ? a->first < b->first : a->second < b->second;
+  if (a->first != b->first) return a->first < b->first;
+  return a->second < b->second;
 }
 
 static void g2zt_heap_push(g2zt_heap *heap, uint64_t first, uint64_t second) {
@@ -587,24 +621,25 @@ struct g2z_tokenizer {
   unsigned char *classes;   /* [G2ZT_CLASSIFIED] */
 };
 
+#define G2ZT_PRINTABLE 188 /* bytes that print in Latin-1: they have the first ids */
+
 /* The byte-level vocabulary. Merges may be added to it. */
 static g2z_status g2zt_tokenizer_new(g2z_services *services, g2z_tokenizer **out) {
+  static const unsigned char runs[][2] = {
+      {'!', '~'}, {161, 172}, {174, 255}, /* these print; 173 is the soft hyphen */
+      {0, ' '}, {127, 160}, {173, 173}};
   G2Z_TRY(G2Z_NEW(services, 1, out));
   g2z_tokenizer *tokenizer = *out;
   tokenizer->services = services;
   g2z_status status = g2zt_classes_create(services, &tokenizer->classes);
-  for (int id = 0; id < 256 && status == G2Z_OK; id++) {
-    /* first the bytes that print in Latin-1, then the other 68 */
-    unsigned char byte = (unsigned char)(id < 94    ? id + 33  /* !..~ */
-                                         : id < 106 ? id + 67  /* inverted !..not sign */
-                                         : id < 188 ? id + 68  /* registered sign..y diaeresis */
-                                         : id < 221 ? id - 188 /* controls and the space */
-                                         : id < 255 ? id - 94
-                                                    : 173);
-    tokenizer->byte_ids[byte] = id;
-    size_t word;
-    status = g2zt_words_add(services, &tokenizer->tokens, &byte, 1, &word);
-  }
+  int id = 0;
+  for (size_t run = 0; run < G2Z_COUNT(runs); run++)
+    for (int c = runs[run][0]; c <= runs[run][1] && status == G2Z_OK; c++) {
+      const unsigned char byte = (unsigned char)c;
+      size_t word;
+      tokenizer->byte_ids[byte] = id++;
+      status = g2zt_words_add(services, &tokenizer->tokens, &byte, 1, &word);
+    }
   if (status == G2Z_OK) return G2Z_OK;
   g2z_tokenizer_free(tokenizer);
   *out = NULL;
@@ -665,7 +700,8 @@ G2Z_API uint64_t g2z_tokenizer_hash(const g2z_tokenizer *tokenizer) {
     uint64_t ids = merge.left | (uint64_t)merge.right << 32;
     for (int byte = 0; byte < 64; byte += 8) hash = (hash ^ (ids >> byte & 255)) * 0x100000001b3u;
   }
-  return hash ? hash : 1;
+  if (hash == 0) return 1;
+  return hash;
 }
 
 G2Z_API const unsigned char *g2z_tokenizer_token(const g2z_tokenizer *tokenizer, int id,
@@ -673,9 +709,12 @@ G2Z_API const unsigned char *g2z_tokenizer_token(const g2z_tokenizer *tokenizer,
   const g2zt_words *tokens = &tokenizer->tokens;
   *bytes = 0;
   if (id < 0 || (size_t)id > tokens->count) return NULL;
-  int eot = (size_t)id == tokens->count;
-  *bytes = eot ? G2ZT_EOT_BYTES : g2zt_word_bytes(tokens, (size_t)id);
-  return eot ? (const unsigned char *)G2ZT_EOT : tokens->bytes + tokens->starts[id];
+  if ((size_t)id == tokens->count) {
+    *bytes = G2ZT_EOT_BYTES;
+    return (const unsigned char *)G2ZT_EOT;
+  }
+  *bytes = g2zt_word_bytes(tokens, (size_t)id);
+  return tokens->bytes + tokens->starts[id];
 }
 
 /* ===== merging ===========================================================
@@ -716,7 +755,8 @@ static void g2zt_meet(g2zt_merger *merger, uint32_t at, uint32_t next) {
 
 /* The id of the first merge from `from` on whose left token is this one; UINT32_MAX: none. */
 static uint32_t g2zt_merge_of_left(const g2z_tokenizer *tokenizer, uint32_t token, uint32_t from) {
-  for (size_t id = from < 256 ? 256 : from; id < tokenizer->tokens.count; id++)
+  if (from < 256) from = 256;
+  for (size_t id = from; id < tokenizer->tokens.count; id++)
     if (g2zt_pair_at(&tokenizer->merges, id - 256).left == token) return (uint32_t)id;
   return UINT32_MAX;
 }
@@ -764,7 +804,8 @@ static g2z_status g2zt_merge_part(g2zt_merger *merger, const unsigned char *piec
     uint32_t right = symbols[at].next, next = symbols[right].next;
     symbols[at].id = id;
     symbols[at].next = next;
-    symbols[at].joined = symbols[right].joined = 0;
+    symbols[at].joined = 0;
+    symbols[right].joined = 0;
     if (at) g2zt_meet(merger, symbols[at].previous, at);
     if (next < end) {
       symbols[next].previous = at;
@@ -784,16 +825,19 @@ static g2z_status g2zt_merge_part(g2zt_merger *merger, const unsigned char *piec
  * its ids, and the next part begins there like a piece. */
 static g2z_status g2zt_merge(g2zt_merger *merger, const unsigned char *piece, size_t count,
                              int open, int32_t *ids, size_t *made, size_t *used) {
-  *made = *used = 0;
-  for (size_t part = G2ZT_PART; *used < count;) {
-    size_t left = count - *used, some, bytes;
-    int last = part >= left;
-    G2Z_TRY(g2zt_merge_part(merger, piece + *used, last ? left : part, open || !last, ids + *made,
-                            &some, &bytes));
+  size_t most = G2ZT_PART;
+  *made = 0;
+  *used = 0;
+  while (*used < count) {
+    size_t part = count - *used, some, bytes;
+    const int last = part <= most;
+    if (!last) part = most;
+    G2Z_TRY(g2zt_merge_part(merger, piece + *used, part, open || !last, ids + *made, &some,
+                            &bytes));
     *made += some;
     *used += bytes;
     if (last) break;
-    if (bytes == 0) part *= 2;
+    if (bytes == 0) most *= 2; /* no id was certain */
   }
   return G2Z_OK;
 }
@@ -835,8 +879,10 @@ G2Z_API g2z_status g2z_encoder_create(g2z_services *services, const g2z_tokenize
   const size_t line = sizeof(g2zt_word), count = (size_t)1 << G2ZT_WORDS_BITS;
   G2Z_TRY(G2Z_NEW(services, 1, out));
   g2z_encoder *encoder = *out;
-  encoder->services = encoder->merger.services = services;
-  encoder->tokenizer = encoder->merger.tokenizer = tokenizer;
+  encoder->services = services;
+  encoder->tokenizer = tokenizer;
+  encoder->merger.services = services;
+  encoder->merger.tokenizer = tokenizer;
   for (size_t n = 0; n <= G2ZT_WORD_BYTES; n++) memset(encoder->masks[n], 0xFF, n);
   g2z_status status = g2z_allocate(services, count + 1, line, &encoder->cache);
   encoder->words = (g2zt_word *)(((uintptr_t)encoder->cache + line - 1) / line * line);
@@ -876,6 +922,14 @@ static inline int g2zt_key_equal(const g2zt_key *a, const g2zt_key *b) {
   uint64_t differs = 0;
   for (int i = 0; i < 4; i++) differs |= a->eights[i] ^ b->eights[i];
   return differs == 0;
+}
+
+/* The first place of a key in the cache. */
+static inline size_t g2zt_key_hash(const g2zt_key *key) {
+  const uint64_t *k = key->eights;
+  const uint64_t hash = (k[0] * 0x9E3779B97F4A7C15u) ^ (k[1] * 0xC2B2AE3D27D4EB4Fu) ^
+                        ((k[2] ^ k[3] >> 3) * 0x165667B19E3779F9u);
+  return (size_t)((hash ^ hash >> 32) * 0x9E3779B97F4A7C15u >> (64 - G2ZT_WORDS_BITS));
 }
 
 G2Z_API void g2z_tokens_free(g2z_tokens *tokens) {
@@ -923,6 +977,27 @@ static g2z_status g2zt_encode_other(g2z_encoder *encoder, const unsigned char *p
   return G2Z_OK;
 }
 
+/* Appends the ids of the first *used bytes of a piece that may continue after `bytes` bytes. The
+ * next call reads the rest as if a piece began there, so the rest must not look like a contraction
+ * or begin inside a character. */
+static g2z_status g2zt_encode_begun(g2z_encoder *encoder, const unsigned char *piece, size_t bytes,
+                                    const unsigned char *end, g2z_tokens *out, size_t *used) {
+  const g2zt_words *tokens = &encoder->tokenizer->tokens;
+  size_t made;
+  G2Z_TRY(g2z_tokens_reserve(encoder->services, out, out->count + bytes));
+  const int32_t *ids = out->ids + out->count;
+  G2Z_TRY(g2zt_merge(&encoder->merger, piece, bytes, 1, out->ids + out->count, &made, used));
+  while (made) {
+    const unsigned char *rest = piece + *used;
+    const int inside = (*rest & 0xC0) == 0x80;
+    if (!inside && (*rest != '\'' || !g2zt_contraction(rest, end))) break;
+    made--;
+    *used -= g2zt_word_bytes(tokens, (size_t)ids[made]);
+  }
+  out->count += made;
+  return G2Z_OK;
+}
+
 /* Appends the ids of valid text without special tokens; *used is the part that was encoded. open:
  * the text may continue after `bytes`, so only the part that no continuation changes is encoded. */
 static g2z_status g2zt_encode_ordinary(g2z_encoder *encoder, const unsigned char *text,
@@ -931,7 +1006,7 @@ static g2z_status g2zt_encode_ordinary(g2z_encoder *encoder, const unsigned char
   const unsigned char *starts[G2ZT_BATCH + 1]; /* of pieces, and the end of the last */
   g2zt_key keys[G2ZT_BATCH];
   g2zt_word *words[G2ZT_BATCH];                /* the first place of each in the cache */
-  if (open) limit = bytes > G2ZT_CERTAIN ? end - G2ZT_CERTAIN : text;
+  if (open) limit = g2zt_certain(text, end);
   while (p < limit) {
     /* find the next pieces and prefetch their words */
     size_t count = 0;
@@ -940,13 +1015,11 @@ static g2z_status g2zt_encode_ordinary(g2z_encoder *encoder, const unsigned char
       const unsigned char *next = g2zt_piece_end(encoder->tokenizer->classes, p, end);
       if (next > limit) break;
       keys[count] = g2zt_key_of(encoder, p, (size_t)(next - p), end);
-      const uint64_t *k = keys[count].eights;
-      uint64_t hash = (k[0] * 0x9E3779B97F4A7C15u) ^ (k[1] * 0xC2B2AE3D27D4EB4Fu) ^
-                      ((k[2] ^ k[3] >> 3) * 0x165667B19E3779F9u);
-      hash = (hash ^ hash >> 32) * 0x9E3779B97F4A7C15u >> (64 - G2ZT_WORDS_BITS);
-      words[count] = &encoder->words[hash];
+      words[count] = &encoder->words[g2zt_key_hash(&keys[count])];
       __builtin_prefetch(words[count]);
-      starts[++count] = p = next;
+      count++;
+      starts[count] = next;
+      p = next;
     }
     if (count == 0) break;
     /* append their ids */
@@ -959,24 +1032,17 @@ static g2z_status g2zt_encode_ordinary(g2z_encoder *encoder, const unsigned char
   }
   *used = (size_t)(p - text);
   if (!open || limit - p < G2ZT_PART) return G2Z_OK;
-  /* Encode the first part of a long piece. The next call reads the rest as if a piece began there,
-   * so the rest must not look like a contraction or begin inside a character. */
-  size_t made, begun;
-  G2Z_TRY(g2z_tokens_reserve(encoder->services, out, out->count + (size_t)(limit - p)));
-  int32_t *ids = out->ids + out->count;
-  G2Z_TRY(g2zt_merge(&encoder->merger, p, (size_t)(limit - p), 1, ids, &made, &begun));
-  for (; made; made--) {
-    const unsigned char *rest = p + begun;
-    if ((*rest & 0xC0) != 0x80 && (*rest != '\'' || !g2zt_contraction(rest, end))) break;
-    begun -= g2zt_word_bytes(&encoder->tokenizer->tokens, (size_t)ids[made - 1]);
-  }
-  out->count += made;
+  size_t begun; /* of a long piece */
+  G2Z_TRY(g2zt_encode_begun(encoder, p, (size_t)(limit - p), end, out, &begun));
   *used += begun;
   return G2Z_OK;
 }
 
-/* The first <|endoftext|>, or NULL. memmem() would need _GNU_SOURCE before all system headers. */
-static const unsigned char *g2zt_find_eot(const unsigned char *p, const unsigned char *end) {
+/* The first <|endoftext|> that `flags` make a token; NULL: none. memmem() would need _GNU_SOURCE
+ * before all system headers. */
+static const unsigned char *g2zt_find_eot(const unsigned char *p, const unsigned char *end,
+                                          int flags) {
+  if (!(flags & G2Z_ENCODE_ALLOW_SPECIAL)) return NULL;
   for (; (size_t)(end - p) >= G2ZT_EOT_BYTES; p++) {
     p = (const unsigned char *)memchr(p, '<', (size_t)(end - p) - (G2ZT_EOT_BYTES - 1));
     if (!p || memcmp(p, G2ZT_EOT, G2ZT_EOT_BYTES) == 0) return p;
@@ -984,42 +1050,55 @@ static const unsigned char *g2zt_find_eot(const unsigned char *p, const unsigned
   return NULL;
 }
 
+/* The bytes of a text without a last character that is truncated. */
+static size_t g2zt_utf8_whole(const unsigned char *text, size_t bytes) {
+  const unsigned char *end = text + bytes;
+  for (size_t back = 1; back <= 3 && back <= bytes; back++) {
+    const unsigned char *p = end - back;
+    if ((*p & 0xC0) == 0x80) continue; /* not the first byte of the character */
+    if (*p >= 0xC0 && !g2z_utf8_length(p, end) && g2zt_utf8_broken(p, end) == back)
+      return bytes - back;
+    break;
+  }
+  return bytes;
+}
+
+/* Appends the ids of valid text. The parts between special <|endoftext|> are encoded separately, as
+ * by tiktoken and Hugging Face. `open` and *used are as in g2zt_encode_ordinary. */
+static g2z_status g2zt_encode_valid(g2z_encoder *encoder, const unsigned char *text, size_t bytes,
+                                    int flags, int open, g2z_tokens *out, size_t *used) {
+  const unsigned char *p = text, *end = text + bytes;
+  for (;;) {
+    const unsigned char *eot = g2zt_find_eot(p, end, flags);
+    if (!eot) break;
+    G2Z_TRY(g2zt_encode_ordinary(encoder, p, (size_t)(eot - p), 0, out, used));
+    G2Z_TRY(g2z_tokens_reserve(encoder->services, out, out->count + 1));
+    out->ids[out->count++] = g2z_tokenizer_eot(encoder->tokenizer);
+    p = eot + G2ZT_EOT_BYTES;
+  }
+  G2Z_TRY(g2zt_encode_ordinary(encoder, p, (size_t)(end - p), open, out, used));
+  *used += (size_t)(p - text);
+  return G2Z_OK;
+}
+
 G2Z_API g2z_status g2z_encode_part(g2z_encoder *encoder, const void *given, size_t bytes,
                                    int flags, g2z_tokens *out, size_t *used) {
   const unsigned char *text = (const unsigned char *)given, *valid = text;
-  size_t all, valid_bytes, before = out->count;
+  const size_t before = out->count;
   const int open = used != NULL;
+  size_t all;
   if (!open) used = &all;
-  /* without a truncated last character */
-  for (size_t back = 1; open && back <= 3 && back <= bytes; back++) {
-    const unsigned char *p = text + bytes - back;
-    if ((*p & 0xC0) == 0x80) continue;
-    if (*p >= 0xC0 && !g2z_utf8_length(p, text + bytes) &&
-        g2zt_utf8_broken(p, text + bytes) == back)
-      bytes -= back;
-    break;
-  }
   *used = 0;
-  valid_bytes = bytes;
+  if (open) bytes = g2zt_utf8_whole(text, bytes);
   if (bytes == 0) return G2Z_OK;
+  size_t valid_bytes = bytes;
   G2Z_TRY(g2zt_valid_text(encoder->services, &encoder->repair, flags & G2Z_ENCODE_STRICT, &valid,
                           &valid_bytes));
-  /* Text around a special <|endoftext|> is encoded separately, as by tiktoken and Hugging Face. */
-  const unsigned char *p = valid, *end = valid + valid_bytes, *eot;
-  for (;; p = eot + G2ZT_EOT_BYTES) {
-    eot = flags & G2Z_ENCODE_ALLOW_SPECIAL ? g2zt_find_eot(p, end) : NULL;
-    g2z_status status = g2zt_encode_ordinary(encoder, p, (size_t)((eot ? eot : end) - p),
-                                             open && !eot, out, used);
-    if (status == G2Z_OK && eot)
-      status = g2z_tokens_reserve(encoder->services, out, out->count + 1);
-    if (status != G2Z_OK) {
-      out->count = before;
-      return status;
-    }
-    if (!eot) break;
-    out->ids[out->count++] = g2z_tokenizer_eot(encoder->tokenizer);
+  g2z_status status = g2zt_encode_valid(encoder, valid, valid_bytes, flags, open, out, used);
+  if (status != G2Z_OK) {
+    out->count = before;
+    return status;
   }
-  *used += (size_t)(p - valid);
   if (valid != text) g2zt_utf8_repair(text, bytes, NULL, *used, used); /* as given bytes */
   return G2Z_OK;
 }
@@ -1056,15 +1135,34 @@ G2Z_API g2z_status g2z_decode(g2z_services *services, const g2z_tokenizer *token
 
 #define G2ZT_NAME_BYTES (2 * G2ZT_TOKEN_BYTES + 1)
 
+/* Returns 1 if a file begins so. */
+static int g2zt_begins(const void *text, size_t bytes, const char *beginning) {
+  const size_t count = strlen(beginning);
+  return bytes >= count && memcmp(text, beginning, count) == 0;
+}
+
+/* The length of a file's byte order mark in UTF-8; 0: it has none. */
+static size_t g2zt_byte_order_mark(const void *text, size_t bytes) {
+  static const char mark[] = "\xEF\xBB\xBF";
+  if (!g2zt_begins(text, bytes, mark)) return 0;
+  return strlen(mark);
+}
+
 /* A token in the form of vocabulary files, with a NUL: each byte as a printable character in UTF-8,
  * itself or U+0100 + its index among the other 68. Returns its length. */
 static size_t g2zt_token_name(const g2z_tokenizer *tokenizer, int id, char out[G2ZT_NAME_BYTES]) {
   size_t bytes, length = 0;
   const unsigned char *token = g2z_tokenizer_token(tokenizer, id, &bytes);
   for (size_t i = 0; i < bytes; i++) {
-    int byte_id = tokenizer->byte_ids[token[i]], c = byte_id < 188 ? token[i] : byte_id - 188 + 256;
-    if (c >= 0x80) out[length++] = (char)(0xC0 | c >> 6);
-    out[length++] = (char)(c < 0x80 ? c : 0x80 | (c & 0x3F));
+    const int byte_id = tokenizer->byte_ids[token[i]];
+    int c = token[i];
+    if (byte_id >= G2ZT_PRINTABLE) c = 0x100 + byte_id - G2ZT_PRINTABLE;
+    if (c < 0x80) {
+      out[length++] = (char)c;
+    } else {
+      out[length++] = (char)(0xC0 | c >> 6);
+      out[length++] = (char)(0x80 | (c & 0x3F));
+    }
   }
   out[length] = 0;
   return length;
@@ -1092,14 +1190,15 @@ static g2z_status g2zt_reading_fail(g2zt_reading *reading, const char *format, .
                   reading->number, reason);
 }
 
-/* Up to 48 bytes of a file, made printable for messages. */
+/* The first bytes of a string in a file, made printable for messages: \x1b takes 4 bytes. */
+#define G2ZT_SHOWN 48
 typedef struct g2zt_shown {
-  char text[48 * 4 + 4];
+  char text[G2ZT_SHOWN * 4 + sizeof "..."];
 } g2zt_shown;
 static g2zt_shown g2zt_show(const unsigned char *bytes, size_t count) {
   g2zt_shown shown;
   size_t length = 0;
-  for (size_t i = 0; i < count && i < 48; i++) {
+  for (size_t i = 0; i < count && i < G2ZT_SHOWN; i++) {
     size_t valid = g2z_utf8_length(bytes + i, bytes + count);
     if (bytes[i] < 0x20 || bytes[i] == 0x7F || !valid) {
       length += (size_t)snprintf(shown.text + length, 5, "\\x%02x", bytes[i]);
@@ -1109,25 +1208,27 @@ static g2zt_shown g2zt_show(const unsigned char *bytes, size_t count) {
     length += valid;
     i += valid - 1;
   }
-  memcpy(shown.text + length, count > 48 ? "..." : "", count > 48 ? 4 : 1);
+  snprintf(shown.text + length, sizeof shown.text - length, "%s", count > G2ZT_SHOWN ? "..." : "");
   return shown;
 }
 
 /* Adds a merge, given as "left right". */
 static g2z_status g2zt_read_merge(g2zt_reading *reading, const unsigned char *line, size_t bytes) {
+  const unsigned char *end = line + bytes;
   const unsigned char *space = (const unsigned char *)memchr(line, ' ', bytes);
-  size_t left = space ? (size_t)(space - line) : 0, right = bytes - left - 1;
-  if (!left || !right || memchr(space + 1, ' ', right))
+  if (!space || space == line || space + 1 == end ||
+      memchr(space + 1, ' ', (size_t)(end - space - 1)))
     return g2zt_reading_fail(reading, "\"%s\" is not two tokens with a space between them",
                              g2zt_show(line, bytes).text);
+  const unsigned char *names[2] = {line, space + 1};
+  const size_t lengths[2] = {(size_t)(space - line), (size_t)(end - space - 1)};
   int64_t ids[2];
   for (int i = 0; i < 2; i++) {
-    const unsigned char *text = i ? space + 1 : line;
-    ids[i] = g2zt_words_find(&reading->names, text, i ? right : left);
+    ids[i] = g2zt_words_find(&reading->names, names[i], lengths[i]);
     if (ids[i] < 0)
       return g2zt_reading_fail(reading, "\"%s\" is neither a byte nor made by an earlier merge; "
                                "give a byte-level BPE vocabulary like GPT-2's",
-                               g2zt_show(text, i ? right : left).text);
+                               g2zt_show(names[i], lengths[i]).text);
   }
   g2z_status status = g2zt_tokenizer_join(reading->tokenizer, (uint32_t)ids[0], (uint32_t)ids[1]);
   if (status == G2Z_FORMAT) {
@@ -1138,9 +1239,9 @@ static g2z_status g2zt_read_merge(g2zt_reading *reading, const unsigned char *li
   if (status != G2Z_OK) return status;
   unsigned char name[G2ZT_NAME_BYTES];
   size_t word;
-  memcpy(name, line, left);
-  memcpy(name + left, space + 1, right);
-  return g2zt_words_add(reading->services, &reading->names, name, left + right, &word);
+  memcpy(name, names[0], lengths[0]);
+  memcpy(name + lengths[0], names[1], lengths[1]);
+  return g2zt_words_add(reading->services, &reading->names, name, lengths[0] + lengths[1], &word);
 }
 
 /* Appends a JSON string, unescaped, to the first `*bytes` of the reading's text. */
@@ -1269,14 +1370,41 @@ static g2z_status g2zt_read_json_added(g2zt_reading *reading, g2z_json *json) {
   return G2Z_OK;
 }
 
-/* One walk through tokenizer.json, whose members come in any order. Everything is checked against
- * the merges, so the first walk reads only them; the second (check = 1) reads all other members. */
-static g2z_status g2zt_read_json_walk(g2zt_reading *reading, int check, const void *text,
-                                      size_t bytes) {
+/* Reads tokenizer.json, whose members come in any order. Everything is checked against the merges,
+ * so a first walk reads only the model's merges and facts; the second one reads the rest. */
+static g2z_status g2zt_read_json_first(g2zt_reading *reading, const void *text, size_t bytes) {
   g2z_json json;
   g2z_json_text key;
-  int merges = 0, vocab = 0, pieces = 0;
-  reading->unit = check ? "token" : "merge";
+  int merges = 0;
+  reading->unit = "merge";
+  g2z_json_open(&json, reading->services, reading->label, text, bytes);
+  g2z_json_enter(&json, '{');
+  while (g2z_json_next(&json, '}', &key)) {
+    if (g2z_json_peek(&json) != '{' || !g2z_json_is(&key, "model")) {
+      g2z_json_skip(&json);
+      continue;
+    }
+    g2z_json_enter(&json, '{');
+    while (g2z_json_next(&json, '}', &key)) {
+      if (g2z_json_is(&key, "merges") && !merges) {
+        merges = 1;
+        G2Z_TRY(g2zt_read_json_merges(reading, &json));
+      } else {
+        g2zt_read_json_fact(&json, "model", &key);
+      }
+    }
+  }
+  G2Z_TRY(g2z_json_close(&json));
+  if (merges) return G2Z_OK;
+  return g2z_fail(reading->services, G2Z_FORMAT, "%s is JSON without model.merges; give Hugging "
+                  "Face's tokenizer.json, or merges.txt", reading->label);
+}
+
+static g2z_status g2zt_read_json_second(g2zt_reading *reading, const void *text, size_t bytes) {
+  g2z_json json;
+  g2z_json_text key;
+  int vocab = 0, pieces = 0;
+  reading->unit = "token";
   g2z_json_open(&json, reading->services, reading->label, text, bytes);
   g2z_json_enter(&json, '{');
   while (g2z_json_next(&json, '}', &key)) {
@@ -1284,62 +1412,70 @@ static g2z_status g2zt_read_json_walk(g2zt_reading *reading, int check, const vo
     if (object && g2z_json_is(&key, "model")) {
       g2z_json_enter(&json, '{');
       while (g2z_json_next(&json, '}', &key)) {
-        if (g2z_json_is(&key, "merges") && !check && !merges++)
-          G2Z_TRY(g2zt_read_json_merges(reading, &json));
-        else if (g2z_json_is(&key, "vocab") && check && !vocab++)
+        if (g2z_json_is(&key, "vocab") && !vocab) {
+          vocab = 1;
           G2Z_TRY(g2zt_read_json_vocab(reading, &json));
-        else g2zt_read_json_fact(&json, "model", &key);
+        } else {
+          g2z_json_skip(&json);
+        }
       }
-    } else if (object && check && g2z_json_is(&key, "pre_tokenizer")) {
+    } else if (object && g2z_json_is(&key, "pre_tokenizer")) {
       g2z_json_enter(&json, '{');
       while (g2z_json_next(&json, '}', &key))
         pieces |= g2zt_read_json_fact(&json, "pre_tokenizer", &key) && g2z_json_is(&key, "type");
-    } else if (check && g2z_json_is(&key, "added_tokens")) {
+    } else if (g2z_json_is(&key, "added_tokens")) {
       G2Z_TRY(g2zt_read_json_added(reading, &json));
     } else {
-      g2zt_read_json_fact(&json, check ? "" : "nothing yet", &key);
+      g2zt_read_json_fact(&json, "", &key);
     }
   }
   G2Z_TRY(g2z_json_close(&json));
-  if (check ? vocab && pieces : merges) return G2Z_OK;
-  return g2z_fail(reading->services, G2Z_FORMAT, "%s is JSON without %s; give Hugging Face's "
-                  "tokenizer.json, or merges.txt", reading->label, check ? "model.vocab and a "
-                  "pre_tokenizer of type ByteLevel" : "model.merges");
+  if (vocab && pieces) return G2Z_OK;
+  return g2z_fail(reading->services, G2Z_FORMAT, "%s is JSON without model.vocab and a "
+                  "pre_tokenizer of type ByteLevel; give Hugging Face's tokenizer.json, or "
+                  "merges.txt", reading->label);
+}
+
+/* vocab.bpe, merges.txt: one merge per line. */
+static g2z_status g2zt_read_lines(g2zt_reading *reading, const unsigned char *text, size_t bytes) {
+  static const char version[] = "#version";
+  const unsigned char *end = text + bytes;
+  while (text < end) {
+    size_t length = (size_t)(end - text);
+    const unsigned char *newline = (const unsigned char *)memchr(text, '\n', length);
+    if (newline) length = (size_t)(newline - text);
+    const unsigned char *line = text;
+    text += length + (newline != NULL);
+    if (length && line[length - 1] == '\r') length--;
+    reading->number++;
+    if (reading->number == 1 && g2zt_begins(line, length, version)) continue;
+    G2Z_TRY(g2zt_read_merge(reading, line, length));
+  }
+  return G2Z_OK;
 }
 
 /* Recognises the format by the first line. The first merge joins two bytes, so its line has at most
  * 5 characters: a longer line that begins with a brace is JSON. */
 static g2z_status g2zt_read_vocabulary(g2zt_reading *reading, const unsigned char *text,
                                        size_t bytes) {
-  size_t mark = bytes >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0; /* byte order mark */
+  const size_t mark = g2zt_byte_order_mark(text, bytes);
   text += mark;
   bytes -= mark;
   while (bytes && (text[bytes - 1] == '\n' || text[bytes - 1] == '\r')) bytes--; /* blank lines */
   if (bytes == 0)
     return g2z_fail(reading->services, G2Z_FORMAT, "%s is empty; expected a vocabulary",
                     reading->label);
-  int is_tiktoken = bytes >= 6 && text[4] == ' ' && text[5] == '0';
-  int is_llmc = bytes >= 4 && memcmp(text, "\xC8\xD7\x34\x01", 4) == 0;
+  const int is_tiktoken = bytes >= 6 && text[4] == ' ' && text[5] == '0';
+  const int is_llmc = g2zt_begins(text, bytes, "\xC8\xD7\x34\x01");
   if (is_tiktoken || is_llmc)
     return g2z_fail(reading->services, G2Z_UNSUPPORTED, "%s is a vocabulary in %s's format, which "
                     "is not supported: give it as vocab.bpe, merges.txt or tokenizer.json",
                     reading->label, is_llmc ? "llm.c" : "tiktoken");
-  int is_json =
-      bytes > 1 && text[0] == '{' && (text[1] != ' ' || !memchr(text, '\n', bytes < 6 ? bytes : 6));
-  if (is_json) {
-    G2Z_TRY(g2zt_read_json_walk(reading, 0, text, bytes));
-    return g2zt_read_json_walk(reading, 1, text, bytes);
-  }
-  /* vocab.bpe, merges.txt: one merge per line */
-  for (const unsigned char *end = text + bytes, *next; text < end; text = next) {
-    next = (const unsigned char *)memchr(text, '\n', (size_t)(end - text));
-    size_t length = (size_t)((next ? next : end) - text);
-    next = next ? next + 1 : end;
-    if (length && text[length - 1] == '\r') length--;
-    if (++reading->number == 1 && length >= 8 && memcmp(text, "#version", 8) == 0) continue;
-    G2Z_TRY(g2zt_read_merge(reading, text, length));
-  }
-  return G2Z_OK;
+  const size_t merge = bytes < 6 ? bytes : 6; /* the line of the first merge ends within these */
+  if (bytes == 1 || text[0] != '{' || (text[1] == ' ' && memchr(text, '\n', merge)))
+    return g2zt_read_lines(reading, text, bytes);
+  G2Z_TRY(g2zt_read_json_first(reading, text, bytes));
+  return g2zt_read_json_second(reading, text, bytes);
 }
 
 /* Reads a vocabulary into a new tokenizer; only_ids: compares the ids of a vocab.json with it. */
@@ -1359,11 +1495,13 @@ static g2z_status g2zt_read(g2z_tokenizer *tokenizer, int only_ids, const char *
     size_t length = g2zt_token_name(tokenizer, id, name), word;
     status = g2zt_words_add(services, &reading.names, (unsigned char *)name, length, &word);
   }
-  g2z_json_open(&json, services, label, text, bytes);
-  if (status == G2Z_OK)
-    status = only_ids ? g2zt_read_json_vocab(&reading, &json)
-                      : g2zt_read_vocabulary(&reading, (const unsigned char *)text, bytes);
-  if (status == G2Z_OK && only_ids) status = g2z_json_close(&json);
+  if (status == G2Z_OK && only_ids) {
+    g2z_json_open(&json, services, label, text, bytes);
+    status = g2zt_read_json_vocab(&reading, &json);
+    if (status == G2Z_OK) status = g2z_json_close(&json);
+  } else if (status == G2Z_OK) {
+    status = g2zt_read_vocabulary(&reading, (const unsigned char *)text, bytes);
+  }
   g2zt_words_free(services, &reading.names);
   g2z_release(services, reading.text);
   return status;
@@ -1371,9 +1509,8 @@ static g2z_status g2zt_read(g2z_tokenizer *tokenizer, int only_ids, const char *
 
 G2Z_API g2z_status g2z_tokenizer_parse(g2z_services *services, const char *label, const void *text,
                                        size_t bytes, g2z_tokenizer **out) {
-  static const char pointer[] = "version https://git-lfs";
   *out = NULL;
-  if (bytes >= sizeof pointer - 1 && memcmp(text, pointer, sizeof pointer - 1) == 0)
+  if (g2zt_begins(text, bytes, "version https://git-lfs"))
     return g2z_fail(services, G2Z_FORMAT, "%.300s is a pointer of git-lfs in place of the file: "
                     "type git lfs pull in its directory", label);
   G2Z_TRY(g2zt_tokenizer_new(services, out));
@@ -1399,7 +1536,8 @@ G2Z_API g2z_status g2z_tokenizer_create(g2z_services *services, const char *path
   G2Z_TRY(g2z_read_file(services, path, (size_t)1 << 30, &text, &bytes));
   g2z_status status = g2z_tokenizer_parse(services, path, text, bytes, out);
   g2z_release(services, text);
-  const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+  const char *slash = strrchr(path, '/'), *name = path;
+  if (slash) name = slash + 1;
   if (status != G2Z_OK || strcmp(name, "merges.txt") != 0) return status;
   /* Hugging Face's programs write both merges.txt and vocab.json. */
   char ids[4200];
@@ -1487,18 +1625,20 @@ G2Z_API void g2z_bpe_trainer_free(g2z_bpe_trainer *trainer) {
 }
 
 /* Counts a piece that occurred `times` times. For a known piece it cannot fail. */
-static g2z_status g2zt_trainer_count(g2z_bpe_trainer *trainer, const unsigned char *piece,
-                                     size_t bytes, int64_t times) {
+static inline g2z_status g2zt_trainer_count(g2z_bpe_trainer *trainer, const unsigned char *piece,
+                                            size_t bytes, int64_t times) {
   const size_t known = trainer->words.count;
-  const int64_t found = known ? g2zt_words_find(&trainer->words, piece, bytes) : -1;
-  size_t word = found < 0 ? known : (size_t)found;
-  if (found < 0) {
-    G2Z_TRY(G2Z_GROW(trainer->services, &trainer->counts, &trainer->counts_capacity, known,
-                     known + 1));
-    G2Z_TRY(g2zt_words_add(trainer->services, &trainer->words, piece, bytes, &word));
-    trainer->counts[word] = 0;
+  int64_t found = -1;
+  size_t word;
+  if (known) found = g2zt_words_find(&trainer->words, piece, bytes);
+  if (found >= 0) {
+    trainer->counts[found] += times;
+    return G2Z_OK;
   }
-  trainer->counts[word] += times;
+  G2Z_TRY(G2Z_GROW(trainer->services, &trainer->counts, &trainer->counts_capacity, known,
+                   known + 1));
+  G2Z_TRY(g2zt_words_add(trainer->services, &trainer->words, piece, bytes, &word));
+  trainer->counts[word] = times;
   return G2Z_OK;
 }
 
@@ -1507,20 +1647,24 @@ static g2z_status g2zt_trainer_count(g2z_bpe_trainer *trainer, const unsigned ch
 static g2z_status g2zt_trainer_walk(g2z_bpe_trainer *trainer, const unsigned char *p,
                                     const unsigned char *end, int flags, int open, int64_t times,
                                     const unsigned char **stop) {
-  const unsigned char *eot = NULL;
+  const unsigned char *eot;
   *stop = p;
   do { /* a special <|endoftext|> is no text: no piece crosses it */
-    eot = flags & G2Z_ENCODE_ALLOW_SPECIAL ? g2zt_find_eot(p, end) : NULL;
-    const unsigned char *last = eot ? eot : end, *limit = last;
-    /* This also excludes a truncated last character. */
-    if (open && !eot) limit = last - p > G2ZT_CERTAIN ? last - G2ZT_CERTAIN : p;
+    const unsigned char *last = end, *limit = end;
+    eot = g2zt_find_eot(p, end, flags);
+    if (eot) last = limit = eot;
+    else if (open) limit = g2zt_certain(p, end); /* this also excludes a truncated character */
     while (p < limit) {
       const unsigned char *next = g2zt_piece_end(trainer->classes, p, last);
       if (next > limit) break;
       G2Z_TRY(g2zt_trainer_count(trainer, p, (size_t)(next - p), times));
-      *stop = p = next;
+      p = next;
+      *stop = p;
     }
-    if (eot) *stop = p = eot + G2ZT_EOT_BYTES;
+    if (eot) {
+      p = eot + G2ZT_EOT_BYTES;
+      *stop = p;
+    }
   } while (eot);
   return G2Z_OK;
 }
@@ -1555,14 +1699,15 @@ G2Z_API g2z_status g2z_bpe_trainer_add(g2z_bpe_trainer *trainer, const g2z_bpe_t
   const g2zt_words *words = &other->words;
   g2z_status status = G2Z_OK;
   size_t added = 0;
-  while (added < words->count && status == G2Z_OK) {
+  for (; added < words->count; added++) {
     status = g2zt_trainer_count(trainer, words->bytes + words->starts[added],
                                 g2zt_word_bytes(words, added), other->counts[added]);
-    added += status == G2Z_OK;
+    if (status != G2Z_OK) break;
   }
-  while (status != G2Z_OK && added-- > 0) /* takes back what was added */
-    g2zt_trainer_count(trainer, words->bytes + words->starts[added], g2zt_word_bytes(words, added),
-                       -other->counts[added]);
+  if (status == G2Z_OK) return G2Z_OK;
+  for (size_t i = 0; i < added; i++) /* takes back what was added */
+    g2zt_trainer_count(trainer, words->bytes + words->starts[i], g2zt_word_bytes(words, i),
+                       -other->counts[i]);
   return status;
 }
 
@@ -1601,8 +1746,9 @@ static inline uint32_t g2zt_site_next(const g2zt_learning *learning, uint32_t at
 
 /* The symbol before the symbol at `at`; 0 if there is none. */
 static inline uint32_t g2zt_site_previous(const g2zt_learning *learning, uint32_t at) {
-  int32_t id = learning->sites[at - 1].id;
-  return id < 0 ? 0 : at - (uint32_t)g2zt_word_bytes(&learning->tokenizer->tokens, (size_t)id);
+  const int32_t id = learning->sites[at - 1].id;
+  if (id < 0) return 0;
+  return at - (uint32_t)g2zt_word_bytes(&learning->tokenizer->tokens, (size_t)id);
 }
 
 /* Enters the records from `first` on into the heap: the pairs that the last merge made. */
@@ -1630,7 +1776,7 @@ static g2z_status g2zt_learn_link(g2zt_learning *learning, uint32_t at) {
       g2zt_word_bytes(tokens, pair.left) + g2zt_word_bytes(tokens, pair.right) > G2ZT_TOKEN_BYTES)
     return G2Z_OK;
   G2Z_TRY(G2Z_GROW(learning->services, &learning->records, &learning->records_capacity,
-                   known ? known + 1 : 0, known + 2));
+                   known + (known > 0), known + 2));
   G2Z_TRY(g2zt_words_add(learning->services, &learning->pairs, (const unsigned char *)&pair,
                          sizeof pair, &index));
   g2zt_record *record = &learning->records[index + 1];
@@ -1657,60 +1803,83 @@ static void g2zt_learn_unlink(g2zt_learning *learning, uint32_t at) {
   sites[at].list = 0;
 }
 
-static g2z_status g2zt_learn(g2zt_learning *learning, const g2zt_words *words, int vocab) {
-  /* lay the words out as sites of single bytes */
-  size_t total = 1 + words->count + (words->count ? words->starts[words->count] : 0);
+/* Lays the words out as sites of single bytes, and records their pairs. */
+static g2z_status g2zt_learn_begin(g2zt_learning *learning, const g2zt_words *words) {
+  const size_t total = 1 + words->count + g2zt_words_bytes(words);
   G2Z_TRY(G2Z_NEW(learning->services, total, &learning->sites));
-  g2zt_site *sites = learning->sites;
-  uint32_t at = 0;
-  sites[at++].id = -1;
+  g2zt_site *site = learning->sites;
+  site->id = -1;
   for (size_t word = 0; word < words->count; word++) {
-    for (size_t i = words->starts[word]; i < words->starts[word + 1]; i++, at++) {
-      sites[at].id = learning->tokenizer->byte_ids[words->bytes[i]];
-      sites[at].word = (uint32_t)word;
+    for (size_t i = words->starts[word]; i < words->starts[word + 1]; i++) {
+      site++;
+      site->id = learning->tokenizer->byte_ids[words->bytes[i]];
+      site->word = (uint32_t)word;
     }
-    sites[at++].id = -1;
+    site++;
+    site->id = -1;
   }
-  /* count their pairs */
-  while (--at)
-    if (sites[at].id >= 0) G2Z_TRY(g2zt_learn_link(learning, at));
-  G2Z_TRY(g2zt_learn_enter(learning, 1));
+  for (uint32_t at = (uint32_t)total - 1; at > 0; at--)
+    if (learning->sites[at].id >= 0) G2Z_TRY(g2zt_learn_link(learning, at));
+  return g2zt_learn_enter(learning, 1);
+}
+
+/* The record of the most frequent pair; 0: no pair is left. Counts only fall: an outdated item is
+ * entered again with its count, and the first item that is current is the best. */
+static uint32_t g2zt_learn_best(g2zt_learning *learning) {
+  while (learning->heap.count) {
+    const g2zt_item item = learning->heap.items[0];
+    const g2zt_pair ids = {(uint32_t)(item.second >> 32), (uint32_t)item.second};
+    const int64_t number = g2zt_words_find(&learning->pairs, (const unsigned char *)&ids,
+                                           sizeof ids);
+    const int64_t count = learning->records[number + 1].count;
+    const uint64_t first = (uint64_t)(INT64_MAX - count);
+    g2zt_heap_pop(&learning->heap);
+    if (first == item.first) return (uint32_t)number + 1;
+    if (count) g2zt_heap_push(&learning->heap, first, item.second);
+  }
+  return 0;
+}
+
+/* Merges the symbol at *at with the next one into `id`, and moves *at to the symbol after them. */
+static g2z_status g2zt_learn_merge(g2zt_learning *learning, uint32_t *at, int32_t id) {
+  g2zt_site *sites = learning->sites;
+  const uint32_t second = g2zt_site_next(learning, *at);
+  const uint32_t previous = g2zt_site_previous(learning, *at);
+  g2zt_learn_unlink(learning, *at);
+  g2zt_learn_unlink(learning, second);
+  g2zt_learn_unlink(learning, previous); /* site 0 is in no list */
+  sites[second - 1].id = -1;
+  sites[second].id = -1;
+  sites[*at].id = id;
+  const uint32_t next = g2zt_site_next(learning, *at);
+  sites[next - 1].id = id;
+  G2Z_TRY(g2zt_learn_link(learning, *at));
+  if (previous) G2Z_TRY(g2zt_learn_link(learning, previous));
+  *at = next;
+  return G2Z_OK;
+}
+
+static g2z_status g2zt_learn(g2zt_learning *learning, const g2zt_words *words, int vocab) {
+  G2Z_TRY(g2zt_learn_begin(learning, words));
+  const g2zt_site *sites = learning->sites;
   while (g2z_tokenizer_vocab(learning->tokenizer) < vocab) {
-    /* The most frequent pair. Counts only fall: an outdated item is entered again, and the first
-     * current one is the best. */
-    uint32_t best = 0, previous;
-    while (!best && learning->heap.count) {
-      const g2zt_item item = learning->heap.items[0];
-      const g2zt_pair ids = {(uint32_t)(item.second >> 32), (uint32_t)item.second};
-      const int64_t number = g2zt_words_find(&learning->pairs, (const unsigned char *)&ids,
-                                             sizeof ids);
-      const int64_t count = learning->records[number + 1].count;
-      g2zt_heap_pop(&learning->heap);
-      if ((uint64_t)(INT64_MAX - count) == item.first) best = (uint32_t)number + 1;
-      else if (count) g2zt_heap_push(&learning->heap, (uint64_t)(INT64_MAX - count), item.second);
-    }
+    const uint32_t best = g2zt_learn_best(learning);
     if (!best) break;
-    size_t known = learning->pairs.count + 1;
-    int32_t id = (int32_t)learning->tokenizer->tokens.count;
+    const size_t known = learning->pairs.count + 1;
+    const int32_t id = (int32_t)learning->tokenizer->tokens.count;
     const g2zt_pair pair = g2zt_pair_at(&learning->pairs, best - 1);
     G2Z_TRY(g2zt_tokenizer_join(learning->tokenizer, pair.left, pair.right));
-    while ((at = learning->records[best].first) != 0) {
+    while (learning->records[best].first) {
       /* A pair (x, x) in a run of x: its sites overlap and are merged from left to right. Taking a
        * run as a whole visits each of its symbols only a few times. */
-      while ((previous = g2zt_site_previous(learning, at)) && sites[previous].list == best)
+      uint32_t at = learning->records[best].first;
+      uint32_t previous = g2zt_site_previous(learning, at);
+      while (previous && sites[previous].list == best) {
         at = previous;
-      do { /* merge the symbol at `at` with the next one */
-        const uint32_t second = g2zt_site_next(learning, at);
         previous = g2zt_site_previous(learning, at);
-        g2zt_learn_unlink(learning, at);
-        g2zt_learn_unlink(learning, second);
-        g2zt_learn_unlink(learning, previous); /* site 0 is in no list */
-        sites[second - 1].id = sites[second].id = -1;
-        sites[at].id = id;
-        sites[g2zt_site_next(learning, at) - 1].id = id;
-        G2Z_TRY(g2zt_learn_link(learning, at));
-        if (previous) G2Z_TRY(g2zt_learn_link(learning, previous));
-        at = g2zt_site_next(learning, at);
+      }
+      do {
+        G2Z_TRY(g2zt_learn_merge(learning, &at, id));
       } while (sites[at].list == best);
     }
     G2Z_TRY(g2zt_learn_enter(learning, known));
@@ -1772,7 +1941,7 @@ static g2z_status g2zt_unpack(g2z_services *services, const char *path, g2z_text
   extern char **environ;
   const int given = out->file;
   char words[64], word[700], *arguments[8], *rest = NULL;
-  int ends[4] = {-1, -1, -1, -1}; /* of a pipe for the text, and of one for the messages */
+  int unpacked[2] = {-1, -1}, messages[2] = {-1, -1}; /* pipes: where to read, where to write */
   posix_spawn_file_actions_t actions;
   posix_spawnattr_t attributes;
   sigset_t defaults;
@@ -1784,21 +1953,24 @@ static g2z_status g2zt_unpack(g2z_services *services, const char *path, g2z_text
                     "one: %s %s > FILE", path, out->unpack,
                     g2z_shell_word(path, word, sizeof word));
   }
-  if (pipe(ends) != 0 || pipe(ends + 2) != 0) {
+  if (pipe(unpacked) != 0 || pipe(messages) != 0) {
     const int error = errno;
-    if (ends[0] >= 0) close(ends[0]);
-    if (ends[1] >= 0) close(ends[1]);
+    if (unpacked[0] >= 0) close(unpacked[0]);
+    if (unpacked[1] >= 0) close(unpacked[1]);
     g2z_text_close(out);
     return g2z_fail_file(services, error, "read", path);
   }
-  for (int i = 0; i < 4; i++) fcntl(ends[i], F_SETFD, FD_CLOEXEC);
-  /* Messages are read when the process has ended: a full pipe must not stop it. */
-  for (int i = 2; i < 4; i++) fcntl(ends[i], F_SETFL, O_NONBLOCK);
+  for (int i = 0; i < 2; i++) {
+    fcntl(unpacked[i], F_SETFD, FD_CLOEXEC);
+    fcntl(messages[i], F_SETFD, FD_CLOEXEC);
+    /* Messages are read when the process has ended: a full pipe must not stop it. */
+    fcntl(messages[i], F_SETFL, O_NONBLOCK);
+  }
   posix_spawn_file_actions_init(&actions);
   posix_spawnattr_init(&attributes);
   posix_spawn_file_actions_adddup2(&actions, given, STDIN_FILENO);
-  posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
-  posix_spawn_file_actions_adddup2(&actions, ends[3], STDERR_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, unpacked[1], STDOUT_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, messages[1], STDERR_FILENO);
   sigemptyset(&defaults); /* an ignored signal would stay ignored in the child */
   sigaddset(&defaults, SIGPIPE);
   sigaddset(&defaults, SIGXFSZ);
@@ -1812,11 +1984,11 @@ static g2z_status g2zt_unpack(g2z_services *services, const char *path, g2z_text
   const int error = posix_spawnp(&child, arguments[0], &actions, &attributes, arguments, environ);
   posix_spawn_file_actions_destroy(&actions);
   posix_spawnattr_destroy(&attributes);
-  close(ends[1]);
-  close(ends[3]);
+  close(unpacked[1]);
+  close(messages[1]);
   close(given);
-  out->file = ends[0];
-  out->errors = ends[2];
+  out->file = unpacked[0];
+  out->errors = messages[0];
   out->child = (int)child;
   if (!error) return G2Z_OK;
   out->child = 0;
@@ -1853,7 +2025,8 @@ G2Z_API g2z_status g2z_text_end(g2z_services *services, g2z_text_file *text, uin
   if (WIFSIGNALED(code))
     return g2z_fail(services, G2Z_IO, "%s: %s was ended by signal %d; start again", text->label,
                     text->unpack, WTERMSIG(code));
-  said[length > 0 ? length : 0] = 0;
+  if (length < 0) length = 0;
+  said[length] = 0;
   reason += strspn(reason, " \r\n");
   reason[strcspn(reason, "\r\n")] = 0; /* the first line names the cause */
   length = (ssize_t)strlen(reason);
@@ -1963,41 +2136,59 @@ static const struct {
 #undef G2ZT_MAGIC
 #undef G2ZT_PYTHON
 
+/* Refuses a file: `what` it is, and the `command` that prints its text ("": none), or with `json`
+ * its documents as lines of JSON. */
 static g2z_status g2zt_no_text(g2z_services *services, const char *path, const char *what,
                                const char *command, int json, g2z_text_remedy *remedy) {
-  const char *given = strcmp(path, "-") == 0 ? "FILE" : path, *pack = g2z_text_named(path).unpack;
-  const char *label = given == path ? path : "standard input";
-  char word[400], made[400], print[600], unpack[460] = "";
+  const char *given = path, *label = path, *pack = g2z_text_named(path).unpack;
+  const char *kind = "text", *ending = "txt";
+  char word[400], made_word[400], print[600], unpack[460] = "";
   struct stat info;
-  g2z_text_remedy own, *to = remedy ? remedy : &own;
-  memset(to, 0, sizeof *to);
+  g2z_text_remedy made;
+  memset(&made, 0, sizeof made);
+  if (strcmp(path, "-") == 0) {
+    given = "FILE";
+    label = "standard input";
+  }
+  if (json) {
+    kind = "lines of JSON";
+    ending = "jsonl";
+  }
+  if (remedy) *remedy = made;
   if (!*command)
     return g2z_fail(services, G2Z_FORMAT, "%.200s is %s, not text in UTF-8: give a text file",
                     label, what);
+  snprintf(made.made, sizeof made.made, "%.380s.%s", given, ending);
+  for (int i = 2; stat(made.made, &info) == 0; i++) /* the command must not replace a file */
+    snprintf(made.made, sizeof made.made, "%.380s-%d.%s", given, i, ending);
   g2z_shell_word(given, word, sizeof word);
-  if (pack) snprintf(unpack, sizeof unpack, "%s %s | ", pack, word);
-  const char *ending = json ? "jsonl" : "txt";
-  snprintf(to->made, sizeof to->made, "%.380s.%s", given, ending);
-  for (int i = 2; stat(to->made, &info) == 0; i++) /* the command must not replace a file */
-    snprintf(to->made, sizeof to->made, "%.380s-%d.%s", given, i, ending);
-  g2z_shell_word(to->made, made, sizeof made);
-  snprintf(print, sizeof print, command, pack ? "-" : word);
-  if ((size_t)snprintf(to->command, sizeof to->command, "%s%s > %s", unpack, print, made) >=
-      sizeof to->command)
-    to->command[0] = 0;
-  return g2z_fail(services, G2Z_FORMAT, "%.200s is %s, not text in UTF-8; convert it to %s%s%s",
-                  label, what, json ? "lines of JSON" : "text", remedy ? "" : ": ", remedy ? "" :
-                  to->command);
+  g2z_shell_word(made.made, made_word, sizeof made_word);
+  if (pack) {
+    snprintf(unpack, sizeof unpack, "%s %s | ", pack, word);
+    snprintf(word, sizeof word, "-"); /* the command reads the unpacker's output */
+  }
+  snprintf(print, sizeof print, command, word);
+  const int length = snprintf(made.command, sizeof made.command, "%s%s > %s", unpack, print,
+                              made_word);
+  if ((size_t)length >= sizeof made.command) made.command[0] = 0;
+  if (!remedy)
+    return g2z_fail(services, G2Z_FORMAT, "%.200s is %s, not text in UTF-8; convert it to %s: %s",
+                    label, what, kind, made.command);
+  *remedy = made;
+  return g2z_fail(services, G2Z_FORMAT, "%.200s is %s, not text in UTF-8; convert it to %s", label,
+                  what, kind);
 }
 
 G2Z_API g2z_status g2z_text_check(g2z_services *services, const char *path, int json,
                                   const char *text, size_t bytes, g2z_text_remedy *remedy) {
   if (bytes > G2Z_TEXT_LOOK) bytes = G2Z_TEXT_LOOK;
+  static const char *const from_utf16[2] = {"iconv -f utf-16be -t utf-8 %s",
+                                            "iconv -f utf-16le -t utf-8 %s"};
   const unsigned char *at = (const unsigned char *)text, *end = at + bytes;
   const int lines = json || strstr(path, ".json");
   size_t characters = 0, wrong = 0, letters = 0, controls = 0, zeros[2] = {0, 0};
   char what[128];
-  const size_t mark = bytes >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0;
+  const size_t mark = g2zt_byte_order_mark(text, bytes);
   const size_t first = mark + g2z_text_white(text + mark, bytes - mark);
   if (lines && first < bytes && text[first] == '[')
     return g2zt_no_text(services, path, "an array of JSON", "jq -c '.[]' %s", 1, remedy);
@@ -2016,22 +2207,27 @@ G2Z_API g2z_status g2z_text_check(g2z_services *services, const char *path, int 
   }
   for (int odd = 0; odd < 2; odd++) /* every other byte of Latin letters is 0 */
     if (zeros[odd] * 4 > bytes && zeros[!odd] * 8 < bytes)
-      return g2zt_no_text(services, path, "text in UTF-16", odd ? "iconv -f utf-16le -t utf-8 %s" :
-                          "iconv -f utf-16be -t utf-8 %s", lines, remedy);
+      return g2zt_no_text(services, path, "text in UTF-16", from_utf16[odd], lines, remedy);
   if (controls * 30 > bytes || (bytes > 1 && (!text[0] || !text[1])))
     return g2zt_no_text(services, path, "binary", "", lines, remedy);
-  for (size_t step; end - at > 3; at += step ? step : 1) { /* the last one may be truncated */
-    step = g2z_utf8_length(at, end);
-    characters++;
-    wrong += step == 0;
-    letters += step == 0 && *at >= 0xC0 && *at < 0xFE && *at != 0xD7 && *at != 0xF7;
+  for (; end - at > 3; characters++) { /* the last one may be truncated */
+    const size_t step = g2z_utf8_length(at, end);
+    if (step == 0) {
+      wrong++;
+      letters += *at >= 0xC0 && *at < 0xFE && *at != 0xD7 && *at != 0xF7;
+    }
+    at += step + (step == 0);
   }
   const int latin = letters * 4 > wrong * 3;
   if (wrong * 100 <= characters || (!latin && wrong * 10 <= characters)) return G2Z_OK;
-  snprintf(what, sizeof what, "%s (%zu of its first %zu characters are invalid)",
-           latin ? "perhaps in Latin-1" : "in another encoding", wrong, characters);
-  return g2zt_no_text(services, path, what, latin ? "iconv -f latin1 -t utf-8 %s" : "iconv -f "
-                      "ENCODING -t utf-8 %s", lines, remedy);
+  const char *encoding = "in another encoding", *command = "iconv -f ENCODING -t utf-8 %s";
+  if (latin) {
+    encoding = "perhaps in Latin-1";
+    command = "iconv -f latin1 -t utf-8 %s";
+  }
+  snprintf(what, sizeof what, "%s (%zu of its first %zu characters are invalid)", encoding, wrong,
+           characters);
+  return g2zt_no_text(services, path, what, command, lines, remedy);
 }
 
 G2Z_API g2z_status g2z_text_document(g2z_services *services, const char *label, const char *line,
@@ -2042,7 +2238,9 @@ G2Z_API g2z_status g2z_text_document(g2z_services *services, const char *label, 
   g2z_json_open(json, services, label, line, bytes);
   g2z_json_enter(json, '{');
   while (g2z_json_next(json, '}', &key)) {
-    int which = g2z_json_is(&key, fields[0]) ? 0 : g2z_json_is(&key, fields[1]) ? 1 : -1;
+    int which = -1;
+    if (g2z_json_is(&key, fields[0])) which = 0;
+    else if (g2z_json_is(&key, fields[1])) which = 1;
     if (which == 0 || (which == 1 && (both || g2z_json_peek(json) == '"')))
       found[which] = g2z_json_string(json);
     else g2z_json_skip(json);
