@@ -343,11 +343,11 @@ typedef struct job {
   segment *segments;
   size_t count, segments_capacity;
   size_t encoded;            /* number of encoded segments: all, unless one failed */
-  uint64_t consumed;         /* bytes of the inputs, for progress */
+  uint64_t consumed;         /* bytes that were read from the inputs for this job */
   int open;                  /* no cut was found: the last segment continues in the next job */
   size_t used;               /* bytes in segments; then the encoded ones of an open segment */
   g2z_tokens tokens;
-  g2z_status status;         /* the worker's services have the sentence */
+  g2z_status status;         /* of encoding; its sentence is in the worker's services */
 } job;
 
 typedef struct reader {
@@ -364,7 +364,8 @@ typedef struct reader {
   size_t rest_bytes, rest_capacity;
   int open;                  /* 1: the last job's text ended without a cut */
   int carriage_return;       /* 1: the last byte read was CR; it became LF */
-  int in_document, split;    /* 1: the next segment continues a document; its split */
+  int in_document;           /* 1: the next segment continues a document */
+  int split;                 /* TRAIN or VAL: the split of that document */
   int blank;                 /* 1: so far this document is only white space */
   int64_t documents;
   int some;                  /* 1: at least one source had text */
@@ -771,7 +772,7 @@ static g2z_status read_job(reader *r, worker *w, job *j) {
       r->look = from->end == UINT64_MAX;
       r->waits = fstat(r->text.file, &info) != 0 || !S_ISREG(info.st_mode);
       r->offset = from->begin;
-      r->place = from->begin; /* 0 if it has lines: only a text is read in two parts */
+      r->place = from->begin; /* 0 for lines of JSON: only a text becomes two sources */
       r->carriage_return = 0;
       r->in_document = 0;
     }
@@ -793,7 +794,8 @@ typedef struct stream {      /* the shards of one split */
   const char *split;         /* "train" or "val" */
   g2z_shard_writer *shard;   /* the shard that is being filled; the output owns it */
   int64_t in_shard, shards, tokens, counted;
-  int64_t documents, document; /* documents with ids in this split; the number of the last */
+  int64_t documents;         /* number of documents with ids in this split */
+  int64_t document;          /* the last one: its number among all documents, from 1 */
   char path[PATH_BYTES];           /* path of the last shard */
 } stream;
 
@@ -974,7 +976,7 @@ static g2z_status write_job(output *to, const job *j) {
     to->text_bytes += s->text_bytes;
     to->tokens += count;
     if (to->learning || o->encode) continue;
-    int64_t val = 0; /* the first tokens of the segment go to validation */
+    int64_t val = 0; /* number of the segment's first tokens that go to validation */
     if (o->val_tokens >= 0) {
       val = o->val_tokens - to->streams[VAL].tokens;
       if (val > count) val = count;
@@ -1025,13 +1027,13 @@ typedef struct pool {        /* the threads of a run and their shared state */
   int started;               /* workers that run, including the first */
   pthread_mutex_t reading;   /* guards `input` and `read` */
   reader input;
-  uint64_t read;             /* number of jobs read so far, and of the next job */
-  output *to;                /* `to`, `shown` and `status`: only the worker with job `written` */
+  uint64_t read;             /* jobs read so far; the next one gets this number */
+  output *to;                /* the worker whose job has the number `written` uses these three */
   progress *shown;
   g2z_status status;         /* the first failure, in the order of the text */
   pthread_mutex_t lock;      /* guards the members below */
   pthread_cond_t next_turn;
-  uint64_t written;          /* number of jobs written so far, and of the next to write */
+  uint64_t written;          /* jobs written so far; the job with this number is next */
   int finished;              /* 1: read no more jobs */
 } pool;
 

@@ -40,7 +40,7 @@ extern "C" {
 
 typedef struct g2z_eval {
   int64_t tokens;               /* number of predicted tokens */
-  double loss, perplexity;      /* mean over these tokens; for questions, of all endings */
+  double loss, perplexity;      /* mean over these tokens; of questions, over all endings' tokens */
   double bits_per_byte;         /* NaN: the number of bytes is unknown, as for shards */
   int64_t questions;            /* 0: not a file of questions */
   double acc;                   /* share of questions whose right ending is the likeliest */
@@ -85,9 +85,9 @@ G2Z_API g2z_status g2z_write_text(g2z_model *model, const g2z_tokenizer *tokeniz
 #include <math.h>
 #include <string.h>
 
-#define G2ZE_ROWS 128           /* at most so many rows are scored together, */
-#define G2ZE_TOKENS 8192        /* and at most so many tokens: enough work for a CPU */
-#define G2ZE_ENDINGS 16         /* a question has at most so many */
+#define G2ZE_ROWS 128           /* most rows that are scored together */
+#define G2ZE_TOKENS 8192        /* most tokens that are scored together: enough work for a CPU */
+#define G2ZE_ENDINGS 16         /* most endings of a question */
 #define G2ZE_FILE_MAX ((size_t)1 << 32)
 /* llm.c's files begin with 256 int32; the first one tells their kind, the second is 1. */
 #define G2ZE_HEADER 1024
@@ -114,10 +114,11 @@ typedef struct g2ze_question {
 
 typedef struct g2ze_format {    /* of published questions */
   const char *name;
-  const char *field[4];         /* paths, %d: element of a list. field[0] names the right ending */
-  const char *row[2];           /* per ending, or one for all in the list field[2]. %1: field[1];
-                                 * |: the space before the ending. The gap of a sentence is its _:
-                                 * < keeps the text before it, > the text after it */
+  const char *field[4];         /* paths; %d is the number of an element. field[0] is the name of
+                                 * the right ending */
+  const char *row[2];           /* the text of an ending's row; row[1] NULL: row[0] for all endings.
+                                 * %1 is field[1], | the space before the ending. Of a sentence with
+                                 * the gap _, < keeps the text before it, > the text after it */
   const char *keys;             /* names of the endings: words, or %3 */
 } g2ze_format;
 
@@ -131,7 +132,7 @@ struct g2z_eval_set {
   size_t rows, row_capacity;
   g2ze_question *question;
   size_t questions, question_capacity;
-  const g2ze_format *format;    /* of a .jsonl file; NULL: documents */
+  const g2ze_format *format;    /* of the questions in a .jsonl file; NULL: it holds documents */
   char *made;                   /* a row's text */
   size_t made_capacity;
   int64_t bytes;                /* length of the text; 0: unknown */
@@ -174,8 +175,8 @@ static g2z_status g2ze_windows(g2z_eval_set *s, size_t at) {
 
 /* ----- questions in lines of JSON --------------------------------------------- */
 
-/* Contexts are those of EleutherAI's harness, except HellaSwag's: ctx alone, as in llm.c. White
- * space is that of the harness, which is Python's: g2z_text_white. */
+/* The contexts are the same as in EleutherAI's harness; only HellaSwag's is ctx alone, as in llm.c.
+ * White space is what Python's str.strip removes, as in the harness: g2z_text_white. */
 static const g2ze_format g2ze_formats[] = {
     {"HellaSwag", {"label", "ctx", "endings.%d"}, {"%1|%2"},
      "0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15"},
@@ -373,7 +374,8 @@ static g2z_status g2ze_document(g2z_eval_set *s, g2z_encoder *encoder, const voi
   return g2ze_windows(s, at);
 }
 
-/* Adds the question of each line that is not blank, or its document, found as by prepare_data. */
+/* Adds the question or the document of each line that is not blank. prepare_data finds the text of
+ * a document in the same way. */
 static g2z_status g2ze_lines(g2z_eval_set *s, g2z_encoder *encoder, char *text, size_t bytes) {
   static const char *const fields[] = {"text", "content"};
   int number = 0;
@@ -422,7 +424,7 @@ static g2z_status g2ze_text(g2z_eval_set *s, char *text, size_t bytes) {
 
 /* ----- tokens ----------------------------------------------------------------- */
 
-/* Appends `count` tokens from uint16. */
+/* Appends `count` tokens, which the file holds as uint16. */
 static g2z_status g2ze_take(g2z_eval_set *s, const char *from, size_t count) {
   G2Z_TRY(g2z_tokens_reserve(s->services, &s->tokens, s->tokens.count + count));
   for (size_t i = 0; i < count; i++) {
@@ -436,7 +438,8 @@ static g2z_status g2ze_take(g2z_eval_set *s, const char *from, size_t count) {
   return G2Z_OK;
 }
 
-/* A loader of the file refuses what is not a whole shard with its own mask, as for --train. */
+/* Adds a shard. A loader is created only for its checks: like ./train, it refuses a damaged shard
+ * and the mask of another one. */
 static g2z_status g2ze_shard(g2z_eval_set *s, const char *text, size_t bytes, size_t begin) {
   const g2z_loader_config config = {s->path, 1, 1, 1, 0, 1, s->config.vocab, G2Z_ORDER_FILE, 0};
   g2z_loader *loader;

@@ -76,15 +76,15 @@ G2Z_API void g2z_tokenizer_free(g2z_tokenizer *tokenizer); /* NULL is fine */
 /* The number of ids: 256 + merges + 1. GPT-2: 50257. <|endoftext|> is the last. */
 G2Z_API int g2z_tokenizer_vocab(const g2z_tokenizer *tokenizer);
 G2Z_API int g2z_tokenizer_eot(const g2z_tokenizer *tokenizer);
-/* Identifies a vocabulary; never 0. FNV-1a, 64 bits, over the merges, each two uint32 ids. */
+/* Identifies a vocabulary; never 0. It is the 64-bit FNV-1a of the merges: two uint32 ids each. */
 G2Z_API uint64_t g2z_tokenizer_hash(const g2z_tokenizer *tokenizer);
 /* The bytes of a token, owned by the tokenizer; NULL for an unknown id. <|endoftext|> has 13. */
 G2Z_API const unsigned char *g2z_tokenizer_token(const g2z_tokenizer *tokenizer, int id,
                                                  size_t *bytes);
-/* merges.txt, for g2z_tokenizer_create and for Hugging Face's and OpenAI's encoders. */
+/* Writes merges.txt. g2z_tokenizer_create reads it, and Hugging Face's and OpenAI's encoders do. */
 G2Z_API g2z_status g2z_tokenizer_write_merges(g2z_services *services,
                                               const g2z_tokenizer *tokenizer, const char *path);
-/* vocab.json: transformers' GPT2Tokenizer opens it together with merges.txt. */
+/* Writes vocab.json. transformers' GPT2Tokenizer opens it together with merges.txt. */
 G2Z_API g2z_status g2z_tokenizer_write_vocab(g2z_services *services,
                                              const g2z_tokenizer *tokenizer, const char *path);
 
@@ -95,12 +95,13 @@ typedef struct g2z_tokens {     /* a growable list of ids; zero it to start */
   size_t count, capacity;
   g2z_services *services;       /* set by the first call that appends */
 } g2z_tokens;
-/* Allocates for `need` ids from the list's own services; an error's sentence is in `services`. */
+/* Makes room for `need` ids in all, with the list's own services. An error's sentence is in
+ * `services`. */
 G2Z_API g2z_status g2z_tokens_reserve(g2z_services *services, g2z_tokens *tokens, size_t need);
 G2Z_API void g2z_tokens_free(g2z_tokens *tokens); /* NULL is fine */
 
-/* The encoder of one thread: a cache of 8 MiB, and 48 bytes per byte of the longest piece up to
- * 1 MiB. It keeps `services` and `tokenizer`. */
+/* The encoder of one thread. It has a cache of 8 MiB, and takes 48 bytes for each byte of the
+ * longest piece, up to 1 MiB of it. It keeps `services` and `tokenizer`. */
 typedef struct g2z_encoder g2z_encoder;
 
 typedef enum g2z_encode_flags {
@@ -119,10 +120,11 @@ G2Z_API g2z_status g2z_encode(g2z_encoder *encoder, const void *text, size_t byt
 /* The largest p up to `bytes` where white space follows another character; 0 if there is none.
  * Encoding [0, p) and the rest separately gives the ids of the whole. */
 G2Z_API size_t g2z_encode_cut(const void *text, size_t bytes);
-/* Appends the ids of the first *used bytes: ids that no text after `bytes` can change. Call it
- * again with the rest and the following text; used NULL: the text is complete. So it encodes a text
- * of any length in bounded memory, also if g2z_encode_cut finds no place. It encodes pieces that
- * end at least 64 bytes before the end, and the first part of a piece of more than about 1 MiB. */
+/* Encodes a text of any length in bounded memory, part by part, even if g2z_encode_cut finds no
+ * place. It appends the ids that no later text can change; they stand for the first *used bytes.
+ * The next call gets the bytes after these, and more text. used NULL: the text ends here. Certain
+ * are the pieces that end at least 64 bytes before the end, and the first part of a piece of more
+ * than about 1 MiB. */
 G2Z_API g2z_status g2z_encode_part(g2z_encoder *encoder, const void *text, size_t bytes, int flags,
                                    g2z_tokens *out, size_t *used);
 /* The text of ids (not necessarily valid UTF-8) and a NUL; free it with g2z_release. An id outside
@@ -145,7 +147,7 @@ G2Z_API g2z_status g2z_bpe_trainer_feed_part(g2z_bpe_trainer *trainer, const voi
                                              size_t bytes, int flags, size_t *used);
 /* Adds the counts of `other`, which another thread may have fed. A call that fails adds none. */
 G2Z_API g2z_status g2z_bpe_trainer_add(g2z_bpe_trainer *trainer, const g2z_bpe_trainer *other);
-/* Makes vocab - 257 merges, or fewer if no pair is left, of tokens of at most 1024 bytes. The
+/* Makes vocab - 257 merges, or fewer if no pair is left. A token has at most 1024 bytes. The
  * trainer keeps its counts: it may be fed more and finished again. */
 G2Z_API g2z_status g2z_bpe_trainer_finish(g2z_bpe_trainer *trainer, int vocab,
                                           g2z_tokenizer **out);
@@ -230,7 +232,7 @@ extern "C" {
 
 /* ===== UTF-8 and classes =================================================
  * In:  bytes. Out: characters, and the class that GPT-2's pattern sees in each.
- * Law: text that passed g2zt_valid_text is valid. */
+ * Law: g2zt_valid_text comes first; the functions that look for characters need valid text. */
 
 enum { G2ZT_OTHER, G2ZT_LETTER, G2ZT_NUMBER, G2ZT_WHITE };
 
@@ -724,7 +726,7 @@ G2Z_API const unsigned char *g2z_tokenizer_token(const g2z_tokenizer *tokenizer,
 
 #define G2ZT_PART 1048576 /* longer pieces are merged in parts: 48 bytes of memory per byte */
 
-typedef struct g2zt_symbol { /* some bytes of the piece; the first byte gives its place */
+typedef struct g2zt_symbol { /* some bytes of the piece; its place is the offset of the first */
   uint32_t id;
   uint32_t joined;           /* the id that it makes with the next symbol; 0: none */
   uint32_t next, previous;   /* places of its neighbours */
@@ -821,8 +823,8 @@ static g2z_status g2zt_merge_part(g2zt_merger *merger, const unsigned char *piec
   return G2Z_OK;
 }
 
-/* The same for a piece of any length, in parts of a MiB: a part ends where no later byte can change
- * its ids, and the next part begins there like a piece. */
+/* Like g2zt_merge_part, for a piece of any length. It merges parts of a MiB: a part ends where no
+ * later byte can change its ids, and the next part begins there like a piece. */
 static g2z_status g2zt_merge(g2zt_merger *merger, const unsigned char *piece, size_t count,
                              int open, int32_t *ids, size_t *made, size_t *used) {
   size_t most = G2ZT_PART;
@@ -859,7 +861,7 @@ typedef struct g2zt_key {   /* up to 31 bytes of a piece, zeros, and in the last
 typedef struct g2zt_word {  /* a piece that was merged before */
   g2zt_key key;             /* zero: none, since no piece is empty */
   int32_t ids[G2ZT_WORD_IDS];
-  uint32_t count;           /* of ids */
+  uint32_t count;           /* number of ids */
 } g2zt_word;
 
 static_assert(sizeof(g2zt_word) == 64, "a word is a cache line");
@@ -1099,7 +1101,7 @@ G2Z_API g2z_status g2z_encode_part(g2z_encoder *encoder, const void *given, size
     out->count = before;
     return status;
   }
-  if (valid != text) g2zt_utf8_repair(text, bytes, NULL, *used, used); /* as given bytes */
+  if (valid != text) g2zt_utf8_repair(text, bytes, NULL, *used, used); /* given bytes */
   return G2Z_OK;
 }
 
@@ -1336,8 +1338,8 @@ static int g2zt_read_json_fact(g2z_json *json, const char *object, const g2z_jso
   return 0;
 }
 
-/* tokenizer.json, added_tokens: Hugging Face's encoder finds each of them in every text, so another
- * than <|endoftext|> changes ids. */
+/* tokenizer.json, added_tokens: Hugging Face's encoder finds each of them in every text, so any
+ * except <|endoftext|> would change ids. */
 static g2z_status g2zt_read_json_added(g2zt_reading *reading, g2z_json *json) {
   const int eot = g2z_tokenizer_eot(reading->tokenizer);
   char word[400];
@@ -1941,7 +1943,7 @@ static g2z_status g2zt_unpack(g2z_services *services, const char *path, g2z_text
   extern char **environ;
   const int given = out->file;
   char words[64], word[700], *arguments[8], *rest = NULL;
-  int unpacked[2] = {-1, -1}, messages[2] = {-1, -1}; /* pipes: where to read, where to write */
+  int unpacked[2] = {-1, -1}, messages[2] = {-1, -1}; /* pipes: [0] to read, [1] to write */
   posix_spawn_file_actions_t actions;
   posix_spawnattr_t attributes;
   sigset_t defaults;
