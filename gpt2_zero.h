@@ -2085,6 +2085,10 @@ of -std=c11, or include gpt2_zero.h first"
 #define G2Z__PRIVATE static
 #endif
 
+/* Of two numbers of one type. One of them is evaluated twice: it must have no side effect. */
+#define G2Z__MIN(a, b) ((a) < (b) ? (a) : (b))
+#define G2Z__MAX(a, b) ((a) > (b) ? (a) : (b))
+
 /* Calls an op: G2Z__RUN(device, layernorm_fwd, .y = y, ..., .C = C). Members stand in the order of
  * their declaration. C++17 compilers know these initializers as an extension. */
 #define G2Z__RUN(device, op, ...)                   \
@@ -5929,8 +5933,6 @@ G2Z_API g2z_status g2z_device_memory(g2z_services *services, g2z_device_kind kin
 #define G2Z__PARALLEL(work)
 #endif
 
-static inline int g2z__cpu_min(int a, int b) { return a < b ? a : b; }
-
 /* ----- 16 lanes ----------------------------------------------------------
  * A compiler must not reorder a sum of floats to vectorise it. So products are written with 16
  * explicit lanes, in several vectors of the machine's size. With compilers other than gcc and clang
@@ -6038,7 +6040,7 @@ G2Z__PRIVATE void g2z__cpu_group(float (*sums)[G2Z__LANES], g2z__cpu_matrix a,
   g2z__cpu_vector sum[G2Z__GROUP][G2Z__VECTORS];
   const float *from[G2Z__GROUP];
   memset(sum, 0, sizeof sum);
-  for (int i = 0; i < G2Z__GROUP; i++) from[i] = a.at + g2z__cpu_min(i, rows - 1) * a.row;
+  for (int i = 0; i < G2Z__GROUP; i++) from[i] = a.at + G2Z__MIN(i, rows - 1) * a.row;
   for (int k = 0; k < K; k++) {
     const g2z__cpu_vector *y = (const g2z__cpu_vector *)b[k];
     for (int i = 0; i < G2Z__GROUP; i++) {
@@ -6078,14 +6080,14 @@ G2Z__PRIVATE void g2z__cpu_multiply(const g2z__cpu_product *p) {
   int64_t tasks = down * ((p->N + G2Z__LANES - 1) / G2Z__LANES);
   G2Z__PARALLEL(2.0 * p->M * p->N * p->K)
   for (int64_t task = 0; task < tasks; task++) {
-    int row = (int)(task % down) * G2Z__ROWS, rows = g2z__cpu_min(G2Z__ROWS, p->M - row);
+    int row = (int)(task % down) * G2Z__ROWS, rows = G2Z__MIN(G2Z__ROWS, p->M - row);
     int column = (int)(task / down) * G2Z__LANES;
-    int columns = g2z__cpu_min(G2Z__LANES, p->N - column);
+    int columns = G2Z__MIN(G2Z__LANES, p->N - column);
     float sums[G2Z__ROWS][G2Z__LANES], b[G2Z__STEPS][G2Z__LANES];
     memset(sums, 0, sizeof sums);
     memset(b, 0, sizeof b); /* lanes beyond the last column stay 0 */
     for (int first = 0; first < p->K; first += G2Z__STEPS) {
-      int K = g2z__cpu_min(G2Z__STEPS, p->K - first);
+      int K = G2Z__MIN(G2Z__STEPS, p->K - first);
       const float *from = p->b.at + (first * p->b.row + column * p->b.column);
       for (int k = 0; k < K; k++)
         for (int j = 0; j < columns; j++) b[k][j] = from[k * p->b.row + j * p->b.column];
@@ -6111,7 +6113,7 @@ G2Z__PRIVATE void g2z__cpu_column_sums(g2z_dtype dtype, void *out, g2z_write mod
   G2Z__PARALLEL(6.0 * N * C)
   for (int c = 0; c < C; c += G2Z__COLUMNS) {
     double sums[G2Z__COLUMNS] = {0};
-    int width = g2z__cpu_min(G2Z__COLUMNS, C - c); /* threads split channels */
+    int width = G2Z__MIN(G2Z__COLUMNS, C - c); /* threads split channels */
     for (int n = 0; n < N; n++) {
       size_t at = (size_t)n * (size_t)C + (size_t)c;
       const float *dy = (const float *)y + at, *from = x ? (const float *)x + at : NULL;
@@ -6562,7 +6564,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, const g2z_head_lo
     g2z__cpu_e4m3(narrow_wte, (const float *)op->wte, words, G2Z__E4M3_W, device->clamped_weights);
   }
   for (int first = 0; first < N; first += chunk) {
-    int n = g2z__cpu_min(chunk, N - first);
+    int n = G2Z__MIN(chunk, N - first);
     size_t at = (size_t)first * (size_t)C;
     const float *in = (const float *)op->h + at;
     g2z__cpu_product p =
@@ -6706,7 +6708,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_orthogonalize(g2z_device *device, void *area,
   (void)device, (void)work_bytes;
   for (const g2z_matrices *shape = shapes; shape < shapes + count; shape++) {
     const int rows = shape->rows, columns = shape->columns / shape->matrices;
-    const int m = g2z__cpu_min(rows, columns), n = rows + columns - m;
+    const int m = G2Z__MIN(rows, columns), n = rows + columns - m;
     const ptrdiff_t row = shape->columns, down = rows == m ? row : 1, right = rows == m ? 1 : row;
     const size_t elements = (size_t)m * (size_t)n, square = (size_t)m * (size_t)m;
     float *now = (float *)work, *next = now + elements, *a = next + elements;
