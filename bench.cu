@@ -38,9 +38,8 @@ static g2z_status time_steps(g2z_context *context, const g2z_bench *o, g2z_stopw
   g2z_status status = g2z_trainer_create(context, &o->train, &trainer);
   for (int step = -warm; step < o->work.steps && status == G2Z_OK; step++) {
     double begin = g2z_seconds();
-    status = o->train.train_glob
-                 ? g2z_trainer_step(trainer, &report)
-                 : g2z_trainer_step_batch(trainer, tokens, tokens + 1, &report);
+    if (o->train.train_glob) status = g2z_trainer_step(trainer, &report);
+    else status = g2z_trainer_step_batch(trainer, tokens, tokens + 1, &report);
     if (step < 0) continue;
     w->step_s[w->count] = g2z_seconds() - begin;
     w->exposed_s[w->count++] = report.exposed_comm_ms * 1e-3;
@@ -130,13 +129,18 @@ static rounds *rounds_of(watch *w, const char *name, const char *suffix, const c
     row->again = again;
   }
   if (w->counts) row->calls++;
-  const int now = !w->counts && row->timed.round == 0 && (w->only ? row == w->only : row->again);
-  return now ? &row->timed : NULL;
+  if (w->counts || row->timed.round > 0) return NULL;
+  if (w->only && row != w->only) return NULL;
+  if (!w->only && !row->again) return NULL;
+  return &row->timed;
 }
 
 /* The name of the product, one of a block's four, that has weights [K,O]. */
 static const char *product_of(int K, int O) {
-  return O == 3 * K ? "qkv" : O == 4 * K ? "fc" : K == 4 * O ? "fcproj" : "attproj";
+  if (O == 3 * K) return "qkv";
+  if (O == 4 * K) return "fc";
+  if (K == 4 * O) return "fcproj";
+  return "attproj";
 }
 
 static double elements_of(const g2z_range *ranges, int count) {
@@ -156,7 +160,7 @@ static double flops_of_matrices(const g2z_matrices *shapes, int count) {
   double flops = 0;
   for (int i = 0; i < count; i++) {
     const double rows = shapes[i].rows, columns = (double)shapes[i].columns / shapes[i].matrices;
-    const double m = rows < columns ? rows : columns, n = rows + columns - m;
+    const double m = fmin(rows, columns), n = fmax(rows, columns);
     flops += G2Z_ORTHOGONALIZE_STEPS * shapes[i].weights * shapes[i].matrices * m * m *
              (4 * n + 2 * m);
   }
@@ -234,7 +238,7 @@ OP_LIST(RUN, CALL)
 static int order_of_gaps(const void *a, const void *b) {
   const op_row *x = (const op_row *)a, *y = (const op_row *)b;
   double left = x->calls * (x->seconds - x->limit_s), right = y->calls * (y->seconds - y->limit_s);
-  return left > right ? -1 : left < right;
+  return (left < right) - (left > right);
 }
 
 /* First runs steps until no gradient overflows: in a skipped step AdamW would do nothing. Then one
@@ -255,7 +259,7 @@ static g2z_status watch_steps(g2z_trainer *t, watch *w, const int32_t *tokens) {
   g2z_status status = G2Z_OK;
   for (int i = -2; i < w->count && status == G2Z_OK; i++) {
     w->counts = i == -2;
-    w->only = i < 0 ? NULL : &w->rows[i];
+    if (i >= 0) w->only = &w->rows[i];
     if (i >= 0 && w->rows[i].again) continue;
     status = g2z_trainer_step_batch(t, tokens, tokens + 1, &report);
   }
@@ -289,8 +293,11 @@ static g2z_status measure_limits(g2z_services *services, const g2z_plan *plan, l
     for (int k = 0; k < 4; k++) host[i + (size_t)k] = 0.2f * (g2z_uniform(bits[k]) - 0.5f);
   }
   g2z_status status = g2z_device_create(services, plan->device, plan->dtype, plan->dtype, &d);
-  const g2z_ops *op = d ? d->ops : NULL;
-  if (status == G2Z_OK) status = op->allocate(d, 2 * copies + 2 * matrix, &block);
+  const g2z_ops *op = NULL;
+  if (status == G2Z_OK) {
+    op = d->ops;
+    status = op->allocate(d, 2 * copies + 2 * matrix, &block);
+  }
   float *noise = (float *)block;
   char *out = (char *)block + copies, *left = out + copies, *right = left + matrix;
   if (status == G2Z_OK) status = op->upload(d, noise, host, copies);
@@ -303,8 +310,7 @@ static g2z_status measure_limits(g2z_services *services, const g2z_plan *plan, l
   square.w = right;
   square.N = square.K = square.O = side;
   do {
-    if (status == G2Z_OK)
-      status = op->linear_fwd(d, &square);
+    if (status == G2Z_OK) status = op->linear_fwd(d, &square);
   } while (another_call(&product, d, op, &status));
   do {
     if (status == G2Z_OK) status = op->cast_act(d, out, noise, COPY);
@@ -410,7 +416,8 @@ static g2z_status run_peer(g2z_services *services, const g2z_bench *o, double to
   FILE *pipe = popen(command, "r");
   while (pipe && fgets(line, sizeof line, pipe))
     if (line[0] == '{') memcpy(last, line, sizeof last);
-  int code = pipe ? pclose(pipe) : -1;
+  int code = -1;
+  if (pipe) code = pclose(pipe);
   g2z_json json;
   g2z_json_text key;
   double theirs = 0;
@@ -425,9 +432,12 @@ static g2z_status run_peer(g2z_services *services, const g2z_bench *o, double to
       } else g2z_json_skip(&json);
     }
   if (code == 0) TRY(g2z_json_close(&json));
-  if (code != 0 || !(theirs > 0))
-    return g2z_fail(services, G2Z_IO, "--peer: `%.400s` %s; run it by itself to see why",
-                    command, code ? "failed" : "printed no \"tokens_per_second\"");
+  if (code != 0)
+    return g2z_fail(services, G2Z_IO, "--peer: `%.400s` failed; run it by itself to see why",
+                    command);
+  if (!(theirs > 0))
+    return g2z_fail(services, G2Z_IO, "--peer: `%.400s` printed no \"tokens_per_second\"; run it "
+                    "by itself to see why", command);
   printf("peer        %.0f tokens/s by %s; bench is %.3f times as fast\n", theirs, name,
          tokens_per_second / theirs);
   return G2Z_OK;
@@ -451,7 +461,8 @@ static g2z_status report_steps(g2z_services *services, const g2z_bench *o,
     return G2Z_OK;
   }
   if (o->peer) TRY(run_peer(services, o, tokens / median_s));
-  return o->without_ops ? G2Z_OK : run_plan_ops(o, config, plan, median_s);
+  if (o->without_ops) return G2Z_OK;
+  return run_plan_ops(o, config, plan, median_s);
 }
 
 static g2z_status run_step(g2z_services *services, const g2z_bench *o,
@@ -552,5 +563,5 @@ int main(int argc, char **argv) {
   }
   if (status != G2Z_OK) fprintf(stderr, "bench: %s\n", services.error);
   g2z_release(&services, command_line);
-  return status == G2Z_OK ? 0 : 1;
+  return status != G2Z_OK;
 }
