@@ -1,11 +1,12 @@
 /* bench measures what is fast on this machine, what is not, and why. Without a sub-command it times
  * whole training steps, then each op of a step against two limits measured in the same run: the
- * rates of a large matrix product and of a copy. Sub-commands are experiments over several
- * configurations. Each configuration runs in separate processes and writes a run directory;
- * `bench report` makes a page of them (extras/g2z_experiment.h). */
+ * rates of a large matrix product and of a copy (extras/g2z_bench.h). Sub-commands are experiments
+ * over several configurations. Each configuration runs in separate processes and writes a run
+ * directory; `bench report` makes a page of them (extras/g2z_experiment.h). */
 
 #define GPT2_ZERO_IMPLEMENTATION
 #include "gpt2_zero.h"
+#include "extras/g2z_bench.h"
 #include "extras/g2z_experiment.h"
 
 #include <math.h>
@@ -52,88 +53,6 @@ static g2z_status time_steps(g2z_context *context, const g2z_bench *o, g2z_stopw
 }
 
 /* ----- ops -------------------------------------------------------------- */
-
-/* Seconds per call. One call is not timed; five timed rounds of 10 ms or more each follow. */
-typedef struct rounds {
-  double s[5], begin;           /* s: seconds per call in each round, sorted at the end */
-  int round, calls, left;       /* rounds done; calls per round; calls left in this one */
-} rounds;
-
-/* Returns 1 if the op should be called again, 0 after five rounds or if *status is a failure. */
-static int another_call(rounds *r, g2z_device *d, const g2z_ops *op, g2z_status *status) {
-  if (*status != G2Z_OK) return 0;
-  if (r->left > 0) {
-    r->left--;
-    return 1;
-  }
-  *status = op->synchronize(d);
-  double now = g2z_seconds(), spent = now - r->begin;
-  if (*status != G2Z_OK) return 0;
-  if (r->calls == 0) r->calls = 1;
-  else {
-    r->s[r->round] = spent / r->calls;
-    if (spent < 0.01 && r->round == 0) r->calls *= 2;
-    else r->round++;
-  }
-  if (r->round == 5) g2z_median(r->s, 5); /* sorts */
-  if (r->round == 5) return 0;
-  r->left = r->calls - 1;
-  r->begin = g2z_seconds();
-  return 1;
-}
-
-typedef struct op_row {
-  char name[32];
-  const char *unit;             /* of `amount`: "GFLOP" or "GB" */
-  char formula[96];
-  double calls, amount;         /* calls in a step; minimum work of one call */
-  int again;                    /* 1: a second call would leave the same values */
-  rounds timed;
-  double seconds, limit_s;      /* time of one call: measured, and at the machine's limit */
-} op_row;
-
-/* This table replaces the ops of a trainer's device, so it sees every op call of a step with its
- * arguments. The first step counts calls. The second times all rows whose call may be repeated.
- * Each other row gets its own step, because a repeated call that adds to its output spoils the rest
- * of the step. The weights stay right until AdamW is repeated, and AdamW is the last row. */
-typedef struct watch {
-  g2z_ops ops;                  /* the first member: device->ops points here */
-  const g2z_ops *right;         /* the device's own ops */
-  int counts;                   /* 1: this step counts calls and times none */
-  const op_row *only;           /* the one row to time; NULL: all rows with `again` */
-  double a, g, m;               /* bytes per element: activations, gradients, moments */
-  op_row rows[32];
-  int count;
-} watch;
-
-static watch *watch_of(g2z_device *d) { return (watch *)d->ops; }
-
-/* The rounds of a call's row; NULL: the call is not timed in this step. */
-static rounds *rounds_of(watch *w, const char *name, const char *suffix, const char *unit,
-                         const char *formula, double amount, int again) {
-  op_row *row = w->rows;
-  char whole[32];
-  snprintf(whole, sizeof whole, "%.15s%.15s", name, suffix);
-  while (row < w->rows + w->count && (strcmp(row->name, whole) != 0 || row->amount != amount))
-    row++;
-  if (row == w->rows + sizeof w->rows / sizeof *w->rows) return NULL;
-  if (row == w->rows + w->count) {
-    w->count++;
-    memcpy(row->name, whole, sizeof whole);
-    row->unit = unit;
-    for (char *to = row->formula; *formula && to + 1 < row->formula + sizeof row->formula; to++) {
-      if (strncmp(formula, "op->", 4) == 0) formula += 4;
-      *to = *formula++;
-    }
-    row->amount = amount;
-    row->again = again;
-  }
-  if (w->counts) row->calls++;
-  if (w->counts || row->timed.round > 0) return NULL;
-  if (w->only && row != w->only) return NULL;
-  if (!w->only && !row->again) return NULL;
-  return &row->timed;
-}
 
 /* The name of the product, one of a block's four, that has weights [K,O]. */
 static const char *product_of(int K, int O) {
@@ -222,12 +141,12 @@ static double flops_of_matrices(const g2z_matrices *shapes, int count) {
   CALL(entry, (g2z_device *d, const g2z_##entry *op), (d, op), name, suffix, unit, amount, again)
 #define CALL(entry, parameters, arguments, name, suffix, unit, amount, again)                 \
   static g2z_status timed_##entry parameters {                                                \
-    watch *seen = watch_of(d);                                                                \
+    g2z_watch *seen = g2z_watch_of(d);                                                        \
     const double a = seen->a, g = seen->g, m = seen->m;                                       \
     (void)a, (void)g, (void)m;                                                                \
-    rounds *now = rounds_of(seen, name, suffix, #unit, #amount, amount, again);               \
+    g2z_rounds *now = g2z_watch_rounds(seen, name, suffix, #unit, #amount, amount, again);    \
     g2z_status status = seen->right->entry arguments;                                         \
-    while (now && another_call(now, d, seen->right, &status))                                 \
+    while (now && g2z_rounds_another(now, d, seen->right, &status))                           \
       status = seen->right->entry arguments;                                                  \
     return status;                                                                            \
   }
@@ -236,14 +155,14 @@ OP_LIST(RUN, CALL)
 #undef CALL
 
 static int order_of_gaps(const void *a, const void *b) {
-  const op_row *x = (const op_row *)a, *y = (const op_row *)b;
+  const g2z_watch_row *x = (const g2z_watch_row *)a, *y = (const g2z_watch_row *)b;
   double left = x->calls * (x->seconds - x->limit_s), right = y->calls * (y->seconds - y->limit_s);
   return (left < right) - (left > right);
 }
 
 /* First runs steps until no gradient overflows: in a skipped step AdamW would do nothing. Then one
  * step counts calls, and the following ones time rows. */
-static g2z_status watch_steps(g2z_trainer *t, watch *w, const int32_t *tokens) {
+static g2z_status watch_steps(g2z_trainer *t, g2z_watch *w, const int32_t *tokens) {
   g2z_report report;
   report.skipped = 1;
   for (int i = 0; i < 50 && report.skipped; i++) {
@@ -268,71 +187,15 @@ static g2z_status watch_steps(g2z_trainer *t, watch *w, const int32_t *tokens) {
   return status;
 }
 
-typedef struct limits {         /* rates of a large product and a copy: best of five rounds */
-  int side;                     /* rows of the product's square matrices */
-  double product, copy;         /* flops per second, bytes per second */
-} limits;
-
-/* Uses a separate device object, before a trainer takes the memory. The data is noise: zeros would
- * overstate a GPU's rate, since its clock follows the load. */
-static g2z_status measure_limits(g2z_services *services, const g2z_plan *plan, limits *limit) {
-  enum { COPY = 1 << 24 };      /* elements that fit no cache */
-  const int side = plan->device == G2Z_DEVICE_CUDA ? 4096 : 1024;
-  g2z_device *d;
-  const size_t matrix = (size_t)side * (size_t)side * sizeof(float);
-  const size_t copies = COPY * sizeof(float);
-  rounds product, copy;
-  void *block = NULL;
-  float *host;
-  memset(&product, 0, sizeof product);
-  memset(&copy, 0, sizeof copy);
-  TRY(g2z_allocate(services, copies, 1, &host));
-  for (size_t i = 0; i < COPY; i += 4) {
-    uint32_t counter[4] = {(uint32_t)(i / 4), 0, 1, 0}, bits[4];
-    g2z_philox(1, G2Z_RANDOM_SYNTHETIC, counter, bits);
-    for (int k = 0; k < 4; k++) host[i + (size_t)k] = 0.2f * (g2z_uniform(bits[k]) - 0.5f);
-  }
-  g2z_status status = g2z_device_create(services, plan->device, plan->dtype, plan->dtype, &d);
-  const g2z_ops *op = NULL;
-  if (status == G2Z_OK) {
-    op = d->ops;
-    status = op->allocate(d, 2 * copies + 2 * matrix, &block);
-  }
-  float *noise = (float *)block;
-  char *out = (char *)block + copies, *left = out + copies, *right = left + matrix;
-  if (status == G2Z_OK) status = op->upload(d, noise, host, copies);
-  if (status == G2Z_OK) status = op->cast_act(d, left, noise, matrix / sizeof(float));
-  if (status == G2Z_OK) status = op->cast_act(d, right, noise, matrix / sizeof(float));
-  g2z_linear_fwd square;        /* out = left right + left's first row */
-  memset(&square, 0, sizeof square);
-  square.y = out;
-  square.x = square.bias = left;
-  square.w = right;
-  square.N = square.K = square.O = side;
-  do {
-    if (status == G2Z_OK) status = op->linear_fwd(d, &square);
-  } while (another_call(&product, d, op, &status));
-  do {
-    if (status == G2Z_OK) status = op->cast_act(d, out, noise, COPY);
-  } while (another_call(&copy, d, op, &status));
-  if (block) op->release(d, block);
-  g2z_device_free(d);
-  g2z_release(services, host);
-  limit->side = side;
-  limit->product = 2.0 * side * (double)side * side / product.s[0];
-  limit->copy = (double)COPY * (4 + plan->dtype_bytes) / copy.s[0];
-  return status;
-}
-
 /* Prints each op of a step against its limit, in ns per token of the step, the largest gap first.
  * step_s NaN: shares refer to the sum of the ops. */
-static g2z_status time_ops(g2z_trainer *t, const g2z_bench *o, const limits *limit,
+static g2z_status time_ops(g2z_trainer *t, const g2z_bench *o, const g2z_limits *limit,
                            double step_s) {
   const g2z_plan *plan = t->plan;
   const double tokens = (double)plan->batch * plan->seq * plan->accum;
   double sum_s = 0;
   const int stepped = !isnan(step_s);
-  watch w;
+  g2z_watch w;
   printf("\nlimits measured here: a %d x %d x %d product at %.1f GFLOP/s, a copy at %.2f GB/s\n\n",
          limit->side, limit->side, limit->side, limit->product * 1e-9, limit->copy * 1e-9);
   fflush(stdout);
@@ -345,7 +208,7 @@ static g2z_status time_ops(g2z_trainer *t, const g2z_bench *o, const limits *lim
   g2z_status status = watch_steps(t, &w, ids);
   g2z_release(t->services, ids);
   TRY(status);
-  for (op_row *row = w.rows; row < w.rows + w.count; row++) {
+  for (g2z_watch_row *row = w.rows; row < w.rows + w.count; row++) {
     row->seconds = row->timed.s[2];
     row->limit_s = row->amount / (row->unit[1] == 'F' ? limit->product : limit->copy);
     sum_s += row->calls * row->seconds;
@@ -354,7 +217,7 @@ static g2z_status time_ops(g2z_trainer *t, const g2z_bench *o, const limits *lim
   printf("%-19s %6s %10s %9s %6s %17s %6s %8s  %s\n", "op", "calls", "us/call", "ms/step", "share",
          "rate", "limit", "gap ns/t", "counted as");
   if (!stepped) step_s = sum_s;
-  for (const op_row *row = w.rows; row < w.rows + w.count; row++)
+  for (const g2z_watch_row *row = w.rows; row < w.rows + w.count; row++)
     printf("%-19s %6.0f %10.1f %9.2f %5.1f%% %9.2f %7s/s %5.1f%% %8.1f  %s\n", row->name,
            row->calls, row->seconds * 1e6, row->calls * row->seconds * 1e3,
            100 * row->calls * row->seconds / step_s, row->amount / row->seconds * 1e-9, row->unit,
@@ -369,7 +232,7 @@ static g2z_status time_ops(g2z_trainer *t, const g2z_bench *o, const limits *lim
    * 5 products instead of 2. The larger of the two limits applies. */
   const double rate = t->device->info.exponentials_per_s;
   const double s = (double)plan->batch * plan->seq * plan->seq * plan->model.heads / 2 / rate;
-  for (const op_row *row = w.rows; row < w.rows + w.count && s > 0; row++)
+  for (const g2z_watch_row *row = w.rows; row < w.rows + w.count && s > 0; row++)
     if (strncmp(row->name, "attention", 9) == 0)
       printf("%-19s its exponentials alone take %.1f us/call, %.1f %% of its time, its products "
              "%.1f us; B * T * T * NH / 2 exponentials at %.3g/s, 16 per clock and "
@@ -390,10 +253,10 @@ static g2z_status run_plan_ops(const g2z_bench *o, const g2z_context_config *con
   g2z_train_config train = o->train;
   g2z_context *context;
   g2z_trainer *trainer = NULL;
-  limits limit;
+  g2z_limits limit;
   train.graph = 0;
   train.train_glob = NULL;
-  TRY(measure_limits(config->services, plan, &limit));
+  TRY(g2z_limits_measure(config->services, plan, &limit));
   TRY(g2z_context_create(config, &context));
   g2z_status status = g2z_trainer_create(context, &train, &trainer);
   if (status == G2Z_OK) status = time_ops(trainer, o, &limit, step_s);
