@@ -179,7 +179,7 @@ $(SANITIZED): test_gpt2 build/plain/.built
 	  || { cat build/sanitized/$@.txt; echo "FAIL  $@"; exit 1; }
 	@echo "ok    $@"
 # racecheck follows every access to shared memory, and fp32 attention has millions of them.
-racecheck-cuda_attention racecheck-cuda_attention_repeats racecheck-cuda_early: \
+racecheck-cuda_attention_wide racecheck-cuda_attention_repeats racecheck-cuda_early: \
   export G2Z_TEST_FP32_QUERIES ?= 400
 racecheck-cuda_early: export G2Z_TEST_EARLY_STEPS ?= 3
 # The library of plain kernels gets the name of the cuBLASLt that test_gpt2 loads.

@@ -37,6 +37,8 @@ static const struct {
 } test_types[] = {{G2Z_FP32, G2Z_FP32}, {G2Z_TF32, G2Z_FP32}, {G2Z_FP16, G2Z_FP16},
                   {G2Z_FP16, G2Z_FP32}, {G2Z_BF16, G2Z_BF16}, {G2Z_BF16, G2Z_FP32}};
 enum { TEST_TYPES = (int)(sizeof test_types / sizeof *test_types) };
+/* The row where 16 bits begin. Long tests are divided there: each takes less than 30 s. */
+enum { TEST_HALVES = 2 };
 
 /* Opens both devices. Returns 0 if there is no GPU or the type is not selected. */
 static int test_pair_open(test_pair *p, g2z_test *t, int types) {
@@ -745,9 +747,9 @@ static void test_cuda_linear_one(test_pair *p, int N, int I, int O) {
   test_linear_backward(p, N, I, O);
 }
 
-static void test_cuda_linear(g2z_test *t) {
+static void test_cuda_linear_types(g2z_test *t, int first, int end) {
   CUDA_OR_SKIP(t);
-  for (int types = 0; types < TEST_TYPES; types++) {
+  for (int types = first; types < end; types++) {
     test_pair p;
     if (test_pair_open(&p, t, types)) {
       test_cuda_linear_one(&p, 1, 8, 24);
@@ -771,6 +773,8 @@ static void test_cuda_linear(g2z_test *t) {
     test_pair_close(&p);
   }
 }
+static void test_cuda_linear(g2z_test *t) { test_cuda_linear_types(t, TEST_HALVES, TEST_TYPES); }
+static void test_cuda_linear_wide(g2z_test *t) { test_cuda_linear_types(t, 0, TEST_HALVES); }
 
 /* internals */
 /* Our own products, chosen by timing or forced: smaller than a tile, more tiles than a GPU has
@@ -1141,7 +1145,7 @@ static int test_head_exponentials(const test_pair *p) {
   return fits;
 }
 
-static void test_cuda_head(g2z_test *t) {
+static void test_cuda_head_types(g2z_test *t, int first, int end) {
   static const struct {
     int N, C, V, chunk;
     double spread;
@@ -1171,7 +1175,7 @@ static void test_cuda_head(g2z_test *t) {
   CUDA_OR_SKIP(t);
   g2z_device *fp32;
   CHECK_OK(t, g2z_device_create(&t->services, G2Z_DEVICE_CPU, G2Z_FP32, G2Z_FP32, &fp32));
-  for (int types = 0; types < TEST_TYPES && fp32; types++) {
+  for (int types = first; types < end && fp32; types++) {
     test_pair p;
     if (test_pair_open(&p, t, types)) {
       int fp16 = p.dtype == G2Z_FP16, halves = fp16 || p.dtype == G2Z_BF16;
@@ -1195,6 +1199,8 @@ static void test_cuda_head(g2z_test *t) {
   }
   g2z_device_free(fp32);
 }
+static void test_cuda_head(g2z_test *t) { test_cuda_head_types(t, TEST_HALVES, TEST_TYPES); }
+static void test_cuda_head_wide(g2z_test *t) { test_cuda_head_types(t, 0, TEST_HALVES); }
 
 static void test_cuda_cast(g2z_test *t) {
   CUDA_OR_SKIP(t);
@@ -1732,11 +1738,11 @@ static void test_attention_cuts(test_pair *p) {
   }
 }
 
-static void test_cuda_attention(g2z_test *t) {
+static void test_cuda_attention_types(g2z_test *t, int first, int end) {
   CUDA_OR_SKIP(t);
   static const int sizes[] = {1, 7, 63, 64, 65, 129, 257, 600};
   static const int head_sizes[] = {8, 16, 24, 64, 80, 96, 128};
-  for (int types = 0; types < TEST_TYPES; types++) {
+  for (int types = first; types < end; types++) {
     test_pair p;
     if (test_pair_open(&p, t, types)) {
       for (int i = 0; i < 8; i++)
@@ -1752,6 +1758,10 @@ static void test_cuda_attention(g2z_test *t) {
     test_pair_close(&p);
   }
 }
+static void test_cuda_attention(g2z_test *t) {
+  test_cuda_attention_types(t, TEST_HALVES, TEST_TYPES);
+}
+static void test_cuda_attention_wide(g2z_test *t) { test_cuda_attention_types(t, 0, TEST_HALVES); }
 
 /* Runs forward and backward once and copies the bytes of all outputs. */
 static void test_attention_run(test_pair *p, unsigned char *bytes, const test_twin *qkv,

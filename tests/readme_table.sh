@@ -12,6 +12,7 @@ launch=$( ((gpus > 0)) && echo "--gpus $gpus" || echo '--ranks 2')
 arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | head -n 1 | tr -d .)
 other_gpu=$([[ $cpu == 1 || $arch == 90 ]] && echo 0 || echo 1)
 no_nvcc=$([[ $gpu == 1 ]] && absent nvcc || echo 1)
+no_split=$(nvcc --help 2> /dev/null | grep -q split-compile; echo $?)
 no_nccl=$gpu
 if echo '#include <nccl.h>' | nvcc -E -x cu - > /dev/null 2>&1; then no_nccl=0; fi
 
@@ -28,6 +29,7 @@ leaves 'make data'                 'data/tinyshakespeare_train_*.bin' \
                                    'data/tinyshakespeare_val_*.bin'
 skip $((!make_test)) 'make test'   'it takes minutes and is run by itself; --make-test runs it here'
 skip "$no_nvcc" 'nvcc'             'there is no GPU, or no nvcc in PATH'
+swap $((!no_split)) 'nvcc -'        'nvcc -split-compile=0 -' 'it compiles kernels in parallel'
 swap "$other_gpu" 'compute_90a,code=sm_90a' "compute_$arch,code=sm_$arch" 'this GPU'
 swap "$other_gpu" '-arch=sm_90a'   "-arch=sm_$arch" 'this GPU'
 swap "$no_nccl" ' -lnccl'          '' 'NCCL is not here'
