@@ -345,7 +345,8 @@ typedef struct job {
   size_t encoded;            /* number of encoded segments: all, unless one failed */
   uint64_t consumed;         /* bytes that were read from the inputs for this job */
   int open;                  /* no cut was found: the last segment continues in the next job */
-  size_t used;               /* bytes in segments; then the encoded ones of an open segment */
+  size_t divided;            /* bytes before the end of the last segment */
+  size_t certain;            /* bytes of an open segment whose ids are known */
   g2z_tokens tokens;
   g2z_status status;         /* of encoding; its sentence is in the worker's services */
 } job;
@@ -624,7 +625,7 @@ static g2z_status split_text(reader *r, job *j, int end) {
     TRY(add_segment(r, j, at, bytes, starts, ends));
   }
   r->place += j->bytes;
-  j->used = at;
+  j->divided = at;
   return G2Z_OK;
 }
 
@@ -698,7 +699,7 @@ static g2z_status encode_part(worker *w, job *j, const segment *s, const char *t
   if (o->strict) flags |= G2Z_ENCODE_STRICT;
   if (o->allow_special) flags |= G2Z_ENCODE_ALLOW_SPECIAL;
   size_t *used = NULL; /* the text is complete */
-  if (j->open && !s->ends) used = &j->used;
+  if (j->open && !s->ends) used = &j->certain;
   if (w->trainer) return g2z_bpe_trainer_feed_part(w->trainer, text, bytes, flags, used);
   return g2z_encode_part(w->encoder, text, bytes, flags, out, used);
 }
@@ -737,15 +738,15 @@ static void encode_job(worker *w, job *j) {
 
 /* Encodes the part of an open job whose ids are final, and keeps the rest for the next job. */
 static g2z_status encode_open(reader *r, worker *w, job *j) {
-  size_t usable = j->used;
+  size_t usable = j->divided;
   if (j->count && !j->segments[j->count - 1].ends) {
     segment *last = &j->segments[j->count - 1];
     encode_job(w, j);
     if (j->status != G2Z_OK) return G2Z_OK; /* reported when the job is written */
-    last->bytes = j->used;
-    last->text_bytes = j->used;
-    usable = last->begin + j->used;
-    r->blank = r->blank && is_blank(j->text + last->begin, j->used, 0);
+    last->bytes = j->certain;
+    last->text_bytes = j->certain;
+    usable = last->begin + j->certain;
+    r->blank = r->blank && is_blank(j->text + last->begin, j->certain, 0);
   } else {
     j->open = 0;
   }
@@ -1154,11 +1155,13 @@ static g2z_status pool_run(pool *p, const options *o, const g2z_tokenizer *token
     return fail(to->services, G2Z_NO_MEMORY, "no memory for %d threads", o->threads);
   g2z_status status = G2Z_OK;
   int error = 0;
-  for (p->started = 0; p->started < o->threads && !error; p->started += !error) {
+  while (p->started < o->threads) {
     worker *w = &p->workers[p->started];
     w->o = o;
     w->pool = p;
     if (p->started) error = pthread_create(&w->thread, NULL, work, w);
+    if (error) break;
+    p->started++;
   }
   if (error) {
     status = fail(to->services, G2Z_IO, "cannot start thread %d of %d: %s; lower --threads",
