@@ -160,7 +160,7 @@ G2Z_API g2z_status g2z_lock_directory(g2z_services *services, const char *path, 
 /* Catches SIGTERM, SIGINT, SIGUSR1 and SIGHUP. After the first signal the run saves and ends; a
  * second one ends the program at once. Ctrl-C may arrive twice, from the terminal and from the
  * launcher: two signals within half a second count as one. run NULL: from now on the first signal
- * ends the program. If the run is done, only a second one does: its exit code is 0. */
+ * ends the program. If the run is done, the first one is ignored: the exit code stays 0. */
 G2Z_API void g2z_run_catch_signals(g2z_run *run);
 #ifdef __cplusplus
 }
@@ -1452,6 +1452,26 @@ G2Z_API g2z_status g2z_lock_directory(g2z_services *services, const char *path, 
              path);
 }
 
+/* Finds the checkpoint of another run from which run_dir's run started; "": there is none. */
+static g2z_status g2zr_find_origin(const g2z_run *run, g2z_path *path) {
+  const char *run_dir = run->config.run_dir;
+  char *origin;
+  size_t bytes;
+  int there;
+  path->text[0] = 0;
+  G2Z_TRY(g2zr_has(run->services, run_dir, G2ZR_ORIGIN, &there));
+  if (!there) return G2Z_OK;
+  G2Z_TRY(g2z_read_file(run->services, g2zr_in(run, G2ZR_ORIGIN).text, sizeof path->text - 1,
+                        &origin, &bytes));
+  snprintf(path->text, sizeof path->text, "%.*s", (int)strcspn(origin, "\n"), origin);
+  g2z_release(run->services, origin);
+  G2Z_TRY(g2z_is_there(run->services, path->text, &there));
+  if (there) return G2Z_OK;
+  return g2z_fail(run->services, G2Z_IO, "the run in %.200s has no checkpoint of its own, and "
+                  "%.300s, from which it started, is gone: put it back or choose another --run-dir",
+                  run_dir, path->text);
+}
+
 /* Rank 0: finds the checkpoint to resume from, and decides whether run_dir's own run continues. If
  * run_dir exists, locks it first: two runs in it would remove each other's files. */
 static g2z_status g2zr_choose(g2z_run *run) {
@@ -1472,23 +1492,7 @@ static g2z_status g2zr_choose(g2z_run *run) {
       return g2z_fail(run->services, G2Z_FORMAT, "none of the checkpoints in %.200s (%d) is whole. "
                       "Copy one there again, or remove them to start again", run_dir,
                       run->damaged);
-    else { /* perhaps it started from another run's checkpoint */
-      char *origin;
-      size_t bytes;
-      path.text[0] = 0;
-      G2Z_TRY(g2zr_has(run->services, run_dir, G2ZR_ORIGIN, &there));
-      if (there) {
-        G2Z_TRY(g2z_read_file(run->services, g2zr_in(run, G2ZR_ORIGIN).text, sizeof path.text - 1,
-                              &origin, &bytes));
-        snprintf(path.text, sizeof path.text, "%.*s", (int)strcspn(origin, "\n"), origin);
-        g2z_release(run->services, origin);
-        G2Z_TRY(g2z_is_there(run->services, path.text, &there));
-        if (!there)
-          return g2z_fail(run->services, G2Z_IO, "the run in %.200s has no checkpoint of its own, "
-                          "and %.300s, from which it started, is gone: put it back or choose "
-                          "another --run-dir", run_dir, path.text);
-      }
-    }
+    else G2Z_TRY(g2zr_find_origin(run, &path));
   } else {
     run->found.continues = run_dir && stat(g2z_path_in(resume, "..").text, &above) == 0 &&
                            stat(run_dir, &here) == 0 && here.st_dev == above.st_dev &&
@@ -2113,21 +2117,17 @@ static g2z_status g2zr_check_best(g2z_run *run) {
 
 /* Rank 0: removes the traces of faults of earlier starts, and writes launcher_metadata.json. */
 static g2z_status g2zr_write_launch(g2z_run *run) {
+  static const char *const left[] = { /* by a killed process */
+      "flight_rank_*.partial", "events.out.tfevents.*.partial", "RUN_FAILED.json*.partial",
+      "best.partial"};
   const char *run_dir = run->config.run_dir;
   if (run->context->rank != 0 || !run_dir) return G2Z_OK;
   G2Z_TRY(g2zr_check_best(run));
   unlink(g2zr_in(run, "RUN_FAILED.json").text);
-  /* A killed process leaves .partial files: flight recorders, RUN_FAILED.json, TensorBoard's
-   * events, the link best. */
   DIR *directory = opendir(run_dir);
-  for (struct dirent *entry; directory && (entry = readdir(directory)) != NULL;) {
-    const char *name = entry->d_name, *end = strstr(name, ".partial");
-    if (end && !end[8] && (strncmp(name, "flight_rank_", 12) == 0 ||
-                           strncmp(name, "events.out.tfevents.", 20) == 0 ||
-                           strncmp(name, "RUN_FAILED.json", 15) == 0 ||
-                           strcmp(name, "best.partial") == 0))
-      unlink(g2zr_in(run, name).text);
-  }
+  for (struct dirent *entry; directory && (entry = readdir(directory)) != NULL;)
+    for (size_t i = 0; i < G2Z_COUNT(left); i++)
+      if (fnmatch(left[i], entry->d_name, 0) == 0) unlink(g2zr_in(run, entry->d_name).text);
   if (directory) closedir(directory);
   return g2z_json_write(run->services, g2zr_in(run, "launcher_metadata.json").text,
                         g2zr_put_launch, run);
@@ -2230,6 +2230,22 @@ static g2z_status g2zr_begin_position(g2z_run *run) {
   return G2Z_OK;
 }
 
+/* Refuses settings that are not equal on all ranks. */
+static g2z_status g2zr_compare_settings(g2z_run *run) {
+  const g2z_run_config *config = &run->config;
+  char text[1024];
+  int used = snprintf(text, sizeof text, "temperature=%.9g\ntop_p=%.9g\ntarget_loss=%.9g\n",
+                      (double)config->sampling.temperature, (double)config->sampling.top_p,
+                      (double)config->target_loss);
+#define X(name, value, most)                                                         \
+  used += snprintf(text + used, sizeof text - (size_t)used, #name "=%" PRId64 "\n", \
+                   (int64_t)(config->value));
+  G2ZR_SETTING_LIST(X)
+#undef X
+  G2Z_TRY(g2z_ranks_same(run->context->ranks, "config", text));
+  return g2z_ranks_same(run->context->ranks, "prompt", config->prompt ? config->prompt : "");
+}
+
 /* Opens the files last, so that an earlier failure leaves none. */
 static g2z_status g2zr_open(g2z_run *run) {
   uname(&run->host);
@@ -2238,18 +2254,8 @@ static g2z_status g2zr_open(g2z_run *run) {
            (long)getpid());
   run->started = g2z_seconds();
   G2Z_TRY(g2zr_agree(run, g2zr_check(run)));
+  G2Z_TRY(g2zr_compare_settings(run));
   const g2z_run_config config = run->config; /* as the user gave it */
-  char text[1024];
-  int used = snprintf(text, sizeof text, "temperature=%.9g\ntop_p=%.9g\ntarget_loss=%.9g\n",
-                      (double)config.sampling.temperature, (double)config.sampling.top_p,
-                      (double)config.target_loss);
-#define X(name, value, most)                                                         \
-  used += snprintf(text + used, sizeof text - (size_t)used, #name "=%" PRId64 "\n", \
-                   (int64_t)(run->config.value));
-  G2ZR_SETTING_LIST(X)
-#undef X
-  G2Z_TRY(g2z_ranks_same(run->context->ranks, "config", text));
-  G2Z_TRY(g2z_ranks_same(run->context->ranks, "prompt", config.prompt ? config.prompt : ""));
   /* With "latest", a damaged checkpoint is skipped and the run opens again with an earlier one. A
    * checkpoint that cannot be read, or has another version, may still be whole: that is an
    * error. */
@@ -3037,27 +3043,31 @@ static g2z_status g2zr_advance(g2z_run *run, g2z_run_event *event) {
   return G2Z_OK;
 }
 
+/* If a file failed, but no step, a run of one rank saves before it ends. With several ranks the
+ * others may not know of the failure yet. */
+static void g2zr_rescue(g2z_run *run, g2z_run_event *event) {
+  const g2z_path path = g2zr_checkpoint(run, run->step, "");
+  const char *run_dir = run->config.run_dir;
+  g2z_report report;
+  int there;
+  if (!run_dir || run->context->world > 1 || run->broken) return;
+  if (run->step == run->resumed || run->step == run->saved) return; /* nothing is new */
+  if (g2z_is_there(run->services, run_dir, &there) != G2Z_OK || !there) return;
+  if (g2z_trainer_flush(run->trainer, &report) != G2Z_OK) return;
+  if (run->known.step < run->step && g2zr_learn(run, &report, event) != G2Z_OK) return;
+  g2zr_sync(run); /* may fail, too: its lines are lost only if the power fails as well */
+  if (run->due & G2ZR_DUE_SAVE) g2zr_weigh(run);
+  if (g2zr_save_state(run, path.text) == G2Z_OK)
+    g2z_log(run->services, G2Z_LOG_WARNING, "the run fails; it has saved %s", path.text);
+}
+
 G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   memset(event, 0, sizeof *event);
   g2z_status status = g2zr_advance(run, event);
   if (status == G2Z_OK) return G2Z_OK;
   g2zr_failure failure = {G2Z_OK, 0, ""}; /* a copy: the next calls may fail with other sentences */
   g2zr_note_failure(run, &failure, status);
-  /* If a file failed, but no step, a run of one rank saves before it ends. With several ranks the
-   * others may not know of the failure yet. */
-  const g2z_path path = g2zr_checkpoint(run, run->step, "");
-  g2z_report report;
-  int there = 0, saves = status == G2Z_IO || status == G2Z_FORMAT;
-  saves &= run->config.run_dir && run->context->world == 1 && !run->broken &&
-           run->step > run->resumed && run->step != run->saved;
-  if (saves && g2z_is_there(run->services, run->config.run_dir, &there) == G2Z_OK && there &&
-      g2z_trainer_flush(run->trainer, &report) == G2Z_OK &&
-      (run->known.step == run->step || g2zr_learn(run, &report, event) == G2Z_OK)) {
-    g2zr_sync(run); /* may fail, too: its lines are lost only if the power fails as well */
-    if (run->due & G2ZR_DUE_SAVE) g2zr_weigh(run);
-    if (g2zr_save_state(run, path.text) == G2Z_OK)
-      g2z_log(run->services, G2Z_LOG_WARNING, "the run fails; it has saved %s", path.text);
-  }
+  if (status == G2Z_IO || status == G2Z_FORMAT) g2zr_rescue(run, event);
   g2zr_log(run, failure.sentence);
   if (run->metrics.file >= 0 && status != G2Z_STOPPED)
     g2z_report_run(run->services, run->config.run_dir);
