@@ -1791,7 +1791,8 @@ typedef struct g2z_model {
   char *activations;
   char *logits;                 /* [head_chunk, Vp] act */
   void *dwte;                   /* [Vp, C] dwte_dtype: wte's gradient; in grads if of their type */
-  int32_t *tokens, *targets;    /* device: [accum, B, T] of a step, or [B, T] of one pass */
+  int32_t *tokens;              /* device: [accum, B, T] of a step, or [B, T] of one pass */
+  int32_t *targets;             /* the same, at the end of `tokens` */
   double *sum;                  /* device: of losses */
 } g2z_model;
 
@@ -1842,14 +1843,6 @@ typedef struct g2z__record {
   size_t meanwhile;            /* the first call since the last graph */
 } g2z__record;
 
-/* Memory of a trainer, and how it is released. SHARED memory is the communicator's. */
-typedef enum g2z__where { G2Z__DEVICE, G2Z__HOST, G2Z__SHARED } g2z__where;
-typedef struct g2z__held {
-  g2z__where where;
-  void *memory;
-} g2z__held;
-enum { G2Z__HELD_MAX = 32 };
-
 /* This rank's vote: doubles of its row of the verdict, from G2Z_VERDICT_STATUS on. */
 typedef struct g2z__ballot {
   double status, stop, masked;
@@ -1866,8 +1859,6 @@ struct g2z_trainer {
   /* The rest is private. */
   g2z_comm *comm;                    /* its marks: g2z__queue_place */
   g2z__record record;                /* of a step; empty until a step is recorded */
-  g2z__held held[G2Z__HELD_MAX];     /* all its memory except the host's tables */
-  int held_count;
   float *master;                     /* [shard_elements] */
   char *m, *v;                       /* the same in the moments' type; v: [v_elements] */
   char *sums;                        /* grad: this rank's part of the sums over ranks. From stage 2
@@ -2169,9 +2160,9 @@ extern "C" {
  *   declare   G2Z_OPTIMIZER_LIST (d05), its settings (i05), and a column of G2Z_PARAM_LIST (d06)
  *   plan      plan_updates() cuts its ranges; plan_homes() gives whole weights homes and routes;
  *             plan_fill() sets plan.early
- *   memory    plan_bytes() counts its state, trainer_allocate() (i14) allocates it. State has one
- *             element per parameter: a rank holds its slices, a file all in canonical order. State
- *             of a whole matrix, such as Shampoo's L and R, needs new code: allocate it at homes by
+ *   memory    its state is a row of G2Z__TRAINER_BUFFERS (i06). State has one element per
+ *             parameter: a rank holds its slices, a file all in canonical order. State of a whole
+ *             matrix, such as Shampoo's L and R, needs new code: allocate it at homes by
  *             plan.weight, save it by (unit, param); homes change with the world. Scratch in the
  *             logits' memory lasts until the next head().
  *   ops       d08, i09 and gpt2_zero_kernels.cuh; muon_to_homes(), muon_at_homes(), optimize() and
@@ -3921,8 +3912,7 @@ G2Z__PRIVATE g2z_status g2z__vocab_agree(g2z_services *services, uint64_t *known
 
 /* ===== >>i06 plan ========================================================
  * In: a config, a device kind, a rank and the world size. Out: where everything lies, and sizes.
- * Law: pure functions. Only this room lays out buffers and shards. plan_bytes counts what room 14
- * allocates: a change there (trainer_allocate, trainer_open) belongs here, too. */
+ * Law: pure functions. Only this room lays out buffers and shards, and gives them their bytes. */
 
 /* Activations of a forward pass that backward needs, and backward's own scratch. Copies: in
  * training STREAM, LAYER and CACHE have one per layer; with recomputation all layers share one of
@@ -4252,48 +4242,94 @@ G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
 #define G2Z__ATTENTION_PARTS 320 /* maximum of heads, or parts of heads, whose dQ is in scratch */
 #define G2Z__PRODUCT_COLUMNS 192 /* in a tile of our own products */
 
+/* Buffers. plan_bytes() counts them; trainer_allocate() (i14) and model_extend() (i15) allocate
+ * them; trainer_release() and model_release() free them. The tables name the plan `p`, the model
+ * `m` and the trainer `t` of the function that walks them.
+ *   address  the member that points to the buffer
+ *   kind     of memory that the plan counts the buffer as
+ *   where    DEVICE. SHARED: on the device, allocated by the communicator, because other ranks
+ *            access it; on the device of a model in use. HOST: pinned memory of the host
+ *   bytes    0: there is no such buffer, and the member may point into another one
+ * The rest of a rank's memory has other lifetimes: the communicator's (k80), scratch of the ops,
+ * a generation's tokens and logits (i15), the host's tables. */
+typedef enum g2z__where { G2Z__DEVICE, G2Z__HOST, G2Z__SHARED } g2z__where;
+
+/* Buffers of every model. `tokens` holds the tokens of a step, then at once their targets. */
+#define G2Z__MODEL_BUFFERS(X)                                                                     \
+  /* address         kind         where   bytes */                                                \
+  X(m->activations,  ACTIVATIONS, DEVICE, g2z__activation_offset(p, G2Z__ACT_COUNT, 0))           \
+  X(m->tokens,       BATCHES,     DEVICE, 2 * g2z__align(g2z__plan_tokens(p) * sizeof(int32_t)))  \
+  X(m->sum,          BATCHES,     DEVICE, sizeof(double))                                         \
+  X(m->params,       PARAMS,      SHARED, p->param_elements * p->dtype_bytes)                     \
+  X(m->logits,       HEAD,        SHARED, p->logits_bytes)
+
+/* More buffers of a model in training, and of its trainer. */
+#define G2Z__TRAINER_BUFFERS(X)                                                                   \
+  X(m->grads,        GRADS,       DEVICE, p->grad_elements * p->grad_bytes)                       \
+  X(m->dwte,         HEAD,        DEVICE, g2z__plan_dwte(p) * sizeof(float))                      \
+  X(t->sums,         GRADS,       DEVICE, p->by_unit ? p->shard_elements * p->grad_bytes : 0)     \
+  X(t->narrow_at,    PARAMS,      DEVICE, p->narrow_bytes)                                        \
+  X(t->master,       OPTIMIZER,   DEVICE, p->shard_elements * sizeof(float))                      \
+  X(t->m,            OPTIMIZER,   DEVICE, p->shard_elements * p->moment_bytes)                    \
+  X(t->v,            OPTIMIZER,   DEVICE, p->v_elements * p->moment_bytes)                        \
+  X(t->state,        BATCHES,     DEVICE, sizeof(g2z_step_state))                                 \
+  X(t->ranges,       BATCHES,     DEVICE, g2z__plan_updates_limit(p) * sizeof(g2z_update_range))  \
+  X(t->verdict.rows, BATCHES,     SHARED, (size_t)p->world * G2Z_VERDICT_COLUMNS * sizeof(double))
+
+/* Buffers of a trainer on the host. The plan counts only the device's memory. */
+#define G2Z__PINNED_BUFFERS(X)                                                                    \
+  X(t->staged[0],    NONE,        HOST,   2 * g2z__plan_tokens(p) * sizeof(int32_t))              \
+  X(t->staged[1],    NONE,        HOST,   2 * g2z__plan_tokens(p) * sizeof(int32_t))              \
+  X(t->verdict.reported[0], NONE, HOST,   sizeof(g2z_step_state))                                 \
+  X(t->verdict.reported[1], NONE, HOST,   sizeof(g2z_step_state))                                 \
+  X(t->ballot[0],    NONE,        HOST,   sizeof(g2z__ballot))                                    \
+  X(t->ballot[1],    NONE,        HOST,   sizeof(g2z__ballot))
+
+#define G2Z__BUFFERS(X) G2Z__MODEL_BUFFERS(X) G2Z__TRAINER_BUFFERS(X) G2Z__PINNED_BUFFERS(X)
+
+/* Tokens of a step on this rank. */
+G2Z__PRIVATE size_t g2z__plan_tokens(const g2z_plan *plan) {
+  return (size_t)plan->accum * plan->tokens;
+}
+
+/* Elements of wte's gradient; 0 if its type is the other gradients' type: then it lies in grads. */
+G2Z__PRIVATE size_t g2z__plan_dwte(const g2z_plan *plan) {
+  if (plan->dwte_dtype == plan->grad_dtype) return 0;
+  return (size_t)plan->vocab_padded * (size_t)plan->model.channels;
+}
+
 G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
-  size_t N = plan->tokens, C = (size_t)plan->model.channels;
-  size_t Vp = (size_t)plan->vocab_padded;
+  const size_t N = plan->tokens, C = (size_t)plan->model.channels;
   size_t *bytes = plan->bytes;
-  bytes[G2Z_MEMORY_PARAMS] = g2z__align(plan->param_elements * plan->dtype_bytes);
   /* The blocks' weights in 8 bits, each once for forward and once for backward. A gathered block
    * has none: each pass would have to round it again. */
   const int kept = plan->fp8 >= G2Z_FP8_FORWARD && plan->device == G2Z_DEVICE_CUDA &&
                    !plan->unit[1].gathered;
   plan->narrow_bytes = 0;
-  for (int p = 0; p < G2Z_PARAM_COUNT && kept; p++) {
-    const g2z_param_info w = g2z__param_describe(&plan->model, (g2z_param)p);
+  for (int param = 0; param < G2Z_PARAM_COUNT && kept; param++) {
+    const g2z_param_info w = g2z__param_describe(&plan->model, (g2z_param)param);
     if (w.unit == G2Z_UNIT_BLOCK && w.rank == 2)
       plan->narrow_bytes += (size_t)plan->model.layers *
                             (g2z__align(w.rows * G2Z_NARROW_ROW(w.cols)) +
                              g2z__align(w.cols * G2Z_NARROW_ROW(w.rows)));
   }
-  bytes[G2Z_MEMORY_PARAMS] += plan->narrow_bytes;
-  bytes[G2Z_MEMORY_GRADS] = g2z__align(plan->grad_elements * plan->grad_bytes);
-  if (plan->by_unit)
-    bytes[G2Z_MEMORY_GRADS] += g2z__align(plan->shard_elements * plan->grad_bytes);
+  if (plan->logits_bytes < plan->work_begin + plan->work_bytes)
+    plan->logits_bytes = plan->work_begin + plan->work_bytes;
+
+  memset(bytes, 0, sizeof plan->bytes);
+  const g2z_plan *p = plan;
+#define X(address, kind, where, size) bytes[G2Z_MEMORY_##kind] += g2z__align(size);
+  G2Z__MODEL_BUFFERS(X)
+  G2Z__TRAINER_BUFFERS(X)
+#undef X
+
+  /* The communicator's inbox, or its copy of a bucket in the wire's type. */
   if (plan->reduce == G2Z_TRANSPORT_COPY)
     bytes[G2Z_MEMORY_GRADS] += g2z__align(2 * (plan->bucket_elements / (size_t)plan->slices) *
                                           (size_t)(plan->world - 1) * plan->grad_bytes);
   else if (plan->world > 1 && plan->device == G2Z_DEVICE_CUDA &&
            plan->wire_dtype != plan->grad_dtype)
-    bytes[G2Z_MEMORY_GRADS] += g2z__align(plan->bucket_elements * 2); /* in the wire's type */
-  bytes[G2Z_MEMORY_OPTIMIZER] = g2z__align(plan->shard_elements * sizeof(float)) +
-                                g2z__align(plan->shard_elements * plan->moment_bytes) +
-                                g2z__align(plan->v_elements * plan->moment_bytes);
-  bytes[G2Z_MEMORY_ACTIVATIONS] = g2z__activation_offset(plan, G2Z__ACT_COUNT, 0);
-  if (plan->logits_bytes < plan->work_begin + plan->work_bytes)
-    plan->logits_bytes = plan->work_begin + plan->work_bytes;
-  bytes[G2Z_MEMORY_HEAD] = plan->logits_bytes;
-  if (plan->dwte_dtype != plan->grad_dtype)
-    bytes[G2Z_MEMORY_HEAD] += g2z__align(Vp * C * sizeof(float));
-  bytes[G2Z_MEMORY_BATCHES] =
-      2 * g2z__align((size_t)plan->accum * N * sizeof(int32_t)) +
-      g2z__align(sizeof(g2z_step_state)) +
-      g2z__align((size_t)plan->world * G2Z_VERDICT_COLUMNS * sizeof(double)) +
-      g2z__align(g2z__plan_updates_limit(plan) * sizeof(g2z_update_range)) +
-      g2z__align(sizeof(double));
+    bytes[G2Z_MEMORY_GRADS] += g2z__align(plan->bucket_elements * 2);
 
   /* Scratch of the CUDA ops: 32 MiB for products, and the largest request of any other op. The
    * largest is attention's (row statistics, partial sums, parts of dQ, the sort of the tokens; with
@@ -4318,7 +4354,6 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
     if (plan->fp8 >= G2Z_FP8_ALL) head += (size_t)plan->vocab_padded * C + 4 * chunk;
     if (most < head) most = head;
   }
-  bytes[G2Z_MEMORY_SCRATCH] = 0;
   if (plan->device == G2Z_DEVICE_CUDA)
     bytes[G2Z_MEMORY_SCRATCH] = ((size_t)32 << 20) + 3 * g2z__align(most);
   if (plan->graphed) bytes[G2Z_MEMORY_SCRATCH] += plan->launches * G2Z__GRAPH_LAUNCH_BYTES;
@@ -9618,54 +9653,57 @@ G2Z__PRIVATE g2z_status g2z__trainer_alone(g2z_trainer *t, g2z_status status) {
 
 /* ----- memory ------------------------------------------------------------- */
 
-/* Allocates memory, and keeps it until the trainer is freed. *pointer receives its address. */
-G2Z__PRIVATE g2z_status g2z__trainer_hold(g2z_trainer *t, g2z__where where, size_t bytes,
-                                          void *pointer) {
+/* Allocates a buffer, unless it has 0 bytes. All ranks allocate SHARED memory together, and agree
+ * on the result: the others would wait for a rank that fails. */
+G2Z__PRIVATE g2z_status g2z__buffer_allocate(g2z_trainer *t, g2z__where where, size_t bytes,
+                                             void *address) {
   const g2z_ops *ops = t->device->ops;
   void *memory = NULL;
-  G2Z_ASSERT(t->held_count < G2Z__HELD_MAX);
-  G2Z_TRY(where == G2Z__DEVICE ? ops->allocate(t->device, bytes, &memory)
-          : where == G2Z__HOST ? ops->allocate_host(t->device, bytes, &memory)
-                               : t->comm->ops->allocate(t->comm, bytes, &memory));
-  t->held[t->held_count].where = where;
-  t->held[t->held_count++].memory = memory;
-  memcpy(pointer, &memory, sizeof memory);
+  g2z_status status = G2Z_OK;
+  if (bytes == 0) return G2Z_OK;
+  if (where == G2Z__DEVICE) status = ops->allocate(t->device, bytes, &memory);
+  else if (where == G2Z__HOST) status = ops->allocate_host(t->device, bytes, &memory);
+  else status = t->comm->ops->allocate(t->comm, bytes, &memory);
+  memcpy(address, &memory, sizeof memory);
+  if (where == G2Z__SHARED) status = g2z_ranks_agree(t->context->ranks, status);
+  return status;
+}
+
+/* Allocates the buffers that lie `where`. */
+G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t, g2z__where where) {
+  const g2z_plan *p = t->plan;
+  g2z_model *m = &t->model;
+#define X(address, kind, place, bytes) \
+  if (where == G2Z__##place) G2Z_TRY(g2z__buffer_allocate(t, where, bytes, &address));
+  G2Z__BUFFERS(X)
+#undef X
   return G2Z_OK;
 }
 
-/* Allocates all memory of the plan except the buffers that other ranks access. */
-G2Z__PRIVATE g2z_status g2z__trainer_allocate(g2z_trainer *t) {
+/* Frees the buffers that lie `where` and were allocated. */
+G2Z__PRIVATE void g2z__trainer_release(g2z_trainer *t, g2z__where where) {
+  const g2z_ops *ops = t->device->ops;
+  const g2z_plan *p = t->plan;
+  const g2z_model *m = &t->model;
+#define X(address, kind, place, bytes)                                       \
+  if (where == G2Z__##place && address && (bytes) > 0) {                     \
+    if (where == G2Z__DEVICE) ops->release(t->device, address);              \
+    else if (where == G2Z__HOST) ops->release_host(t->device, address);      \
+    else t->comm->ops->release(t->comm, address);                            \
+  }
+  G2Z__BUFFERS(X)
+#undef X
+}
+
+/* Allocates what no other rank accesses: buffers, and tables in host memory. */
+G2Z__PRIVATE g2z_status g2z__trainer_allocate_own(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
-  const size_t tokens = (size_t)plan->accum * plan->tokens;
-  const size_t C = (size_t)plan->model.channels, Vp = (size_t)plan->vocab_padded;
-  const size_t shard = plan->shard_elements, grad_bytes = plan->grad_bytes;
-  const int own_dwte = plan->dwte_dtype != plan->grad_dtype;
   g2z_model *model = &t->model;
-  const struct { void *pointer; size_t bytes; g2z__where where; } wanted[] = {
-      {&model->grads, plan->grad_elements * grad_bytes, G2Z__DEVICE},
-      {plan->by_unit ? &t->sums : NULL, shard * grad_bytes, G2Z__DEVICE},
-      {&t->master, shard * sizeof(float), G2Z__DEVICE},
-      {&t->m, shard * plan->moment_bytes, G2Z__DEVICE},
-      {&t->v, plan->v_elements * plan->moment_bytes, G2Z__DEVICE},
-      {&model->activations, plan->bytes[G2Z_MEMORY_ACTIVATIONS], G2Z__DEVICE},
-      {own_dwte ? &model->dwte : NULL, Vp * C * sizeof(float), G2Z__DEVICE},
-      {&model->tokens, 2 * tokens * sizeof(int32_t), G2Z__DEVICE}, /* also targets */
-      {&t->state, sizeof(g2z_step_state), G2Z__DEVICE},
-      {&model->sum, sizeof(double), G2Z__DEVICE},
-      {&t->ranges, g2z__plan_updates_limit(plan) * sizeof(g2z_update_range), G2Z__DEVICE},
-      {plan->narrow_bytes ? &t->narrow_at : NULL, plan->narrow_bytes, G2Z__DEVICE},
-      {&t->staged[0], 2 * tokens * sizeof(int32_t), G2Z__HOST},
-      {&t->staged[1], 2 * tokens * sizeof(int32_t), G2Z__HOST},
-      {&t->verdict.reported[0], sizeof(g2z_step_state), G2Z__HOST},
-      {&t->verdict.reported[1], sizeof(g2z_step_state), G2Z__HOST},
-      {&t->ballot[0], sizeof t->voted, G2Z__HOST},
-      {&t->ballot[1], sizeof t->voted, G2Z__HOST}};
-  for (size_t i = 0; i < G2Z_COUNT(wanted); i++)
-    if (wanted[i].pointer)
-      G2Z_TRY(g2z__trainer_hold(t, wanted[i].where, wanted[i].bytes, wanted[i].pointer));
-  model->targets = model->tokens + tokens;
+  G2Z_TRY(g2z__trainer_allocate(t, G2Z__DEVICE));
+  G2Z_TRY(g2z__trainer_allocate(t, G2Z__HOST));
+  model->targets = model->tokens + g2z__plan_tokens(plan);
   if (!plan->by_unit) t->sums = model->grads;
-  if (!own_dwte) model->dwte = g2z__grad(model, plan->wte, G2Z_WTE);
+  if (!model->dwte) model->dwte = g2z__grad(model, plan->wte, G2Z_WTE);
   t->verdict.world = plan->world;
   t->verdict.owners = plan->owner == G2Z_OWNER_SLICES ? plan->world : 1;
   /* Tables in host memory: scratch for g2z__square, and this rank's parts of wte. */
@@ -9957,18 +9995,12 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   G2Z_TRY(g2z_ranks_same(ranks, "config", text));
   snprintf(text, sizeof text, "hash %016" PRIx64, t->loader ? t->loader->data : (uint64_t)0);
   G2Z_TRY(g2z_ranks_same(ranks, "training data", text));
-  G2Z_TRY(g2z_ranks_agree(ranks, g2z__trainer_allocate(t)));
+  G2Z_TRY(g2z_ranks_agree(ranks, g2z__trainer_allocate_own(t)));
   /* The communicator, and the buffers that other ranks access. */
   const g2z_comm_config config = {G2Z__PLACE_KINDS * plan->buckets, plan->bucket_elements,
                                   plan->wire_dtype, plan->gather, plan->reduce};
-  const struct { void *pointer; size_t bytes; } wanted[] = {
-      {&t->model.params, plan->param_elements * plan->dtype_bytes},
-      {&t->model.logits, plan->logits_bytes},
-      {&t->verdict.rows, (size_t)plan->world * G2Z_VERDICT_COLUMNS * sizeof(double)}};
   G2Z_TRY(g2z_ranks_agree(ranks, g2z_comm_create(ranks, t->device, &config, &t->comm)));
-  for (int i = 0; i < 3; i++)
-    G2Z_TRY(g2z_ranks_agree(ranks, g2z__trainer_hold(t, G2Z__SHARED, wanted[i].bytes,
-                                                     wanted[i].pointer)));
+  G2Z_TRY(g2z__trainer_allocate(t, G2Z__SHARED));
   if (plan->muon_weights && plan->rank == 0)
     g2z_log(t->services, G2Z_LOG_INFO, "optimizer: Muon for the blocks' %d weights, AdamW for the "
             "rest", plan->muon_weights);
@@ -9987,15 +10019,13 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
 G2Z__PRIVATE void g2z__trainer_close(g2z_trainer *t) {
   g2z_loader_free(t->loader);
   if (t->device) {
-    const g2z_ops *ops = t->device->ops;
-    ops->synchronize(t->device);
-    if (t->comm) g2z__record_free(t->comm, &t->record);
-    while (t->held_count) {
-      const g2z__held *last = &t->held[--t->held_count];
-      if (last->where == G2Z__DEVICE) ops->release(t->device, last->memory);
-      else if (last->where == G2Z__HOST) ops->release_host(t->device, last->memory);
-      else t->comm->ops->release(t->comm, last->memory);
+    t->device->ops->synchronize(t->device);
+    if (t->comm) {
+      g2z__record_free(t->comm, &t->record);
+      g2z__trainer_release(t, G2Z__SHARED);
     }
+    g2z__trainer_release(t, G2Z__HOST);
+    g2z__trainer_release(t, G2Z__DEVICE);
     g2z_comm_free(t->comm);
   }
   g2z_device_free(t->device);
@@ -10255,9 +10285,9 @@ G2Z__PRIVATE g2z_status g2z__run_step(g2z_trainer *t, const int32_t *x, const in
                                       g2z_status status, g2z_report *report) {
   const g2z_plan *plan = t->plan;
   g2z_device *dev = t->device;
-  const size_t tokens = (size_t)plan->accum * plan->tokens;
   char sentence[G2Z_ERROR_BYTES];
-  if (status == G2Z_OK) status = g2z__trainer_stage(t, x, y, tokens, &t->masked);
+  if (status == G2Z_OK)
+    status = g2z__trainer_stage(t, x, y, g2z__plan_tokens(plan), &t->masked);
   if (status != G2Z_OK && plan->world == 1) {
     /* This step is not enqueued, so no later call would report the previous step. */
     memcpy(sentence, t->services->error, sizeof sentence);
@@ -10347,26 +10377,28 @@ G2Z_API g2z_status g2z_sampling_check(g2z_services *services, const g2z_sampling
 
 /* ----- a model without a trainer ------------------------------------------- */
 
-G2Z__PRIVATE void g2z__model_release(g2z_model *m, void *memory) {
-  if (memory) m->device->ops->release(m->device, memory);
+/* Frees the buffers, except those of one kind. G2Z_MEMORY_COUNT: keeps none. */
+G2Z__PRIVATE void g2z__model_release(g2z_model *m, g2z_memory kept) {
+#define X(address, kind, where, size)                         \
+  if (kept != G2Z_MEMORY_##kind && address) {                 \
+    m->device->ops->release(m->device, address);              \
+    address = NULL;                                           \
+  }
+  G2Z__MODEL_BUFFERS(X)
+#undef X
 }
 
+/* Frees the workspace: everything except the weights. */
 G2Z__PRIVATE void g2z__model_shrink(g2z_model *m) {
-  g2z__model_release(m, m->activations);
-  g2z__model_release(m, m->logits);
-  g2z__model_release(m, m->tokens);
-  g2z__model_release(m, m->targets);
+  g2z__model_release(m, G2Z_MEMORY_PARAMS);
   if (m->plan) m->bytes = m->plan->bytes[G2Z_MEMORY_PARAMS];
   g2z_plan_free(m->plan);
-  m->activations = m->logits = NULL;
-  m->tokens = m->targets = NULL;
   m->plan = NULL;
 }
 
-/* Makes a plan for [B,T] tokens and a cache for [cached,T], and allocates its memory. After a
- * failure the caller frees what the model got. */
+/* Makes a plan for [B,T] tokens and a cache for [cached,T], and allocates the buffers that are not
+ * there. After a failure the caller frees what the model got. */
 G2Z__PRIVATE g2z_status g2z__model_extend(g2z_model *m, int B, int T, int cached) {
-  const size_t tokens = (size_t)B * (size_t)T;
   g2z_train_config config = g2z_train_config_default(m->device->kind);
   config.model = m->config;
   config.batch = B;
@@ -10377,18 +10409,18 @@ G2Z__PRIVATE g2z_status g2z__model_extend(g2z_model *m, int B, int T, int cached
   m->plan->forward_only = 1;
   m->plan->cached = cached;
   g2z__plan_batch(m->plan, B);
-  m->bytes = m->plan->bytes[G2Z_MEMORY_PARAMS];
-  const struct { void *pointer; size_t bytes; } wanted[] = {
-      {&m->activations, m->plan->bytes[G2Z_MEMORY_ACTIVATIONS]},
-      {&m->logits, m->plan->logits_bytes},
-      {&m->tokens, tokens * sizeof(int32_t)},
-      {&m->targets, tokens * sizeof(int32_t)}};
-  for (int i = 0; i < 4; i++) {
-    void *memory;
-    G2Z_TRY(m->device->ops->allocate(m->device, wanted[i].bytes, &memory));
-    memcpy(wanted[i].pointer, &memory, sizeof memory);
-    m->bytes += wanted[i].bytes;
-  }
+  const g2z_plan *p = m->plan;
+  m->bytes = 0;
+#define X(address, kind, where, size)                                    \
+  if (!address) {                                                        \
+    void *memory;                                                        \
+    G2Z_TRY(m->device->ops->allocate(m->device, size, &memory));         \
+    memcpy(&address, &memory, sizeof memory);                            \
+  }                                                                      \
+  m->bytes += size;
+  G2Z__MODEL_BUFFERS(X)
+#undef X
+  m->targets = m->tokens + g2z__plan_tokens(p);
   return G2Z_OK;
 }
 
@@ -10428,10 +10460,6 @@ G2Z__PRIVATE g2z_status g2z__model_load(g2z_model *m, const char *directory) {
   const g2z_ops *ops = m->device->ops;
   void *memory;
   G2Z_TRY(g2z__model_fit(m, 1, 1, 0));
-  G2Z_TRY(ops->allocate(m->device, m->plan->bytes[G2Z_MEMORY_PARAMS], &memory));
-  m->params = (char *)memory;
-  G2Z_TRY(ops->allocate(m->device, sizeof(double), &memory));
-  m->sum = (double *)memory;
   G2Z_TRY(ops->allocate(m->device, G2Z__WEIGHTS_CHUNK * sizeof(float), &memory));
   g2z__model_loader loader = {m, (float *)memory};
   g2z_status status = g2z__weights_read(m->services, directory, &m->config, g2z__model_take,
@@ -10463,11 +10491,8 @@ G2Z_API g2z_status g2z_model_open(g2z_context *context, const char *directory, g
 G2Z_API void g2z_model_free(g2z_model *m) {
   if (!m) return;
   G2Z_ASSERT(!m->trainer);
-  if (m->device) {
-    g2z__model_shrink(m);
-    g2z__model_release(m, m->params);
-    g2z__model_release(m, m->sum);
-  }
+  if (m->device) g2z__model_release(m, G2Z_MEMORY_COUNT);
+  g2z_plan_free(m->plan);
   g2z_device_free(m->device);
   g2z_release(m->services, m);
 }
