@@ -834,7 +834,8 @@ static g2z_status memory_generate(memory_scene *scene, int size, double *out) {
   g2z_status status = g2z_model_generate(scene->model, count, ids[0], MEMORY_T, lengths, &sampling,
                                          -1, NULL, NULL);
   *out = 0;
-  for (int i = 0; i < count * MEMORY_T; i++) *out = fmod(*out * 67 + ids[0][i], 1e9 + 7);
+  for (int i = 0; i < count; i++)
+    for (int k = 0; k < MEMORY_T; k++) *out = fmod(*out * 67 + ids[i][k], 1e9 + 7);
   return status;
 }
 static g2z_status memory_step(memory_scene *scene, int size, double *out) {
