@@ -285,7 +285,7 @@ static g2z_status g2ze_fill(g2z_eval_set *s, const g2z_object *line, int i, char
 static g2z_status g2ze_add_ending(g2z_eval_set *s, g2z_encoder *encoder, const g2z_object *line,
                                   int i) {
   const size_t at = s->tokens.count;
-  char *ending, *end;
+  char *ending = NULL, *end = NULL; /* gcc -O1 does not see that g2ze_fill sets them */
   G2Z_TRY(g2ze_fill(s, line, i, &ending, &end));
   /* White space before an ending belongs to it, as in the harness: GPT-2's tokens begin with a
    * space. */
