@@ -54,137 +54,10 @@ static g2z_status time_steps(g2z_context *context, const g2z_bench *o, g2z_stopw
 
 /* ----- ops -------------------------------------------------------------- */
 
-/* The name of the product, one of a block's four, that has weights [K,O]. */
-static const char *product_of(int K, int O) {
-  if (O == 3 * K) return "qkv";
-  if (O == 4 * K) return "fc";
-  if (K == 4 * O) return "fcproj";
-  return "attproj";
-}
-
-static double elements_of(const g2z_range *ranges, int count) {
-  double elements = 0;
-  for (int i = 0; i < count; i++) elements += (double)ranges[i].elements;
-  return elements;
-}
-
-static double elements_of_update(const g2z_update *update, size_t begin, size_t end) {
-  double elements = 0;
-  for (size_t i = begin; i < end; i++) elements += (double)update->host_ranges[i].elements;
-  return elements;
-}
-
-/* Three products per iteration; their results are m x m, m x m and m x n. */
-static double flops_of_matrices(const g2z_matrices *shapes, int count) {
-  double flops = 0;
-  for (int i = 0; i < count; i++) {
-    const double rows = shapes[i].rows, columns = (double)shapes[i].columns / shapes[i].matrices;
-    const double m = fmin(rows, columns), n = fmax(rows, columns);
-    flops += G2Z_ORTHOGONALIZE_STEPS * shapes[i].weights * shapes[i].matrices * m * m *
-             (4 * n + 2 * m);
-  }
-  return flops;
-}
-
-/* Each op that a step calls: the two parts of its row's name, the unit, the minimum work of one
- * call, and 1 if a call may be repeated. The formulas are printed as they stand here, without op->;
- * a, g and m are bytes per element of activations, of gradients and of moments. RUN: an op with a
- * struct of operands. CALL: another one, with parameters and arguments as in g2z_ops. */
-#define OP_LIST(RUN, CALL)                                                                        \
-  RUN(embed_fwd, "embed", "_fwd", GB, 2 * a * op->B * op->T * op->C, 1)                           \
-  RUN(layernorm_fwd, "layernorm", "_fwd", GB, 2 * a * op->N * op->C, 1)                           \
-  RUN(linear_fwd, product_of(op->K, op->O), op->slope ? "_gelu_fwd" : "_fwd", GFLOP,              \
-      2.0 * op->N * op->K * op->O, op->y != op->residual)                                         \
-  RUN(attention_fwd, "attention", "_fwd", GFLOP, 2.0 * op->B * op->T * op->T * op->C, 1)          \
-  RUN(head_loss, "head", "_loss", GFLOP, 6.0 * op->N * op->C * op->Vp,                            \
-      op->mode == G2Z_OVERWRITE)                                                                  \
-  RUN(layernorm_bwd, "layernorm", op->res_mode == G2Z_OVERWRITE ? "_bwd_last" : "_bwd", GB,       \
-      (op->res_mode == G2Z_OVERWRITE ? 3 : 4) * a * op->N * op->C,                                \
-      op->res_mode == G2Z_OVERWRITE)                                                              \
-  RUN(linear_bwd_data, product_of(op->K, op->O), "_bwd_data", GFLOP,                              \
-      2.0 * op->N * op->K * op->O, op->mode == G2Z_OVERWRITE)                                     \
-  RUN(linear_bwd_weight, product_of(op->K, op->O), "_bwd_weight", GFLOP,                          \
-      2.0 * op->N * op->K * op->O, op->mode == G2Z_OVERWRITE)                                     \
-  RUN(attention_bwd, "attention", "_bwd", GFLOP, 5.0 * op->B * op->T * op->T * op->C,             \
-      op->mode == G2Z_OVERWRITE)                                                                  \
-  RUN(embed_bwd, "embed", op->dwte ? "_bwd" : "_bwd_wpe", GB,                                     \
-      (op->dwte ? a + 8 : a) * op->B * op->T * op->C, !op->dwte)                                  \
-  CALL(embed_order, (g2z_device *d, int32_t *order, const int32_t *tokens, int N),                \
-       (d, order, tokens, N), "embed", "_order", GB, 12.0 * N, 1)                                 \
-  RUN(embed_add, "embed", "_add", GB, (a + 2 * g) * op->N * op->C, 0)                             \
-  CALL(cast_grad, (g2z_device *d, void *to, const float *from, size_t n), (d, to, from, n),       \
-       "cast", "_grad", GB, (4 + g) * (double)n, 1)                                               \
-  CALL(zero, (g2z_device *d, void *memory, size_t bytes), (d, memory, bytes), "zero", "", GB,     \
-       (double)bytes, 1)                                                                          \
-  CALL(grad_sumsq,                                                                                \
-       (g2z_device *d, double *sum, const void *grads, const g2z_range *ranges, int count),       \
-       (d, sum, grads, ranges, count),                                                            \
-       "grad", "_sumsq", GB, g * elements_of(ranges, count), 0)                                   \
-  CALL(adamw, (g2z_device *d, const g2z_update *update, size_t begin, size_t end),                \
-       (d, update, begin, end),                                                                   \
-       "adamw", "", GB, (8 + 4 * m + g + a) * elements_of_update(update, begin, end), 0)          \
-  CALL(momentum,                                                                                  \
-       (g2z_device *d, void *u, const g2z_update *update, size_t begin, size_t end),              \
-       (d, u, update, begin, end),                                                                \
-       "momentum", "", GB, (10 + g) * elements_of_update(update, begin, end), 0)                  \
-  CALL(orthogonalize,                                                                             \
-       (g2z_device *d, void *area, const g2z_matrices *shapes, int count, void *work,             \
-        size_t work_bytes),                                                                       \
-       (d, area, shapes, count, work, work_bytes),                                                \
-       "orthogonalize", "", GFLOP, flops_of_matrices(shapes, count), 0)                           \
-  CALL(muon,                                                                                      \
-       (g2z_device *d, const void *o, const g2z_update *update, size_t begin, size_t end),        \
-       (d, o, update, begin, end),                                                                \
-       "muon", "", GB, (10 + a) * elements_of_update(update, begin, end), 0)
-
-#define RUN(entry, name, suffix, unit, amount, again)                                       \
-  CALL(entry, (g2z_device *d, const g2z_##entry *op), (d, op), name, suffix, unit, amount, again)
-#define CALL(entry, parameters, arguments, name, suffix, unit, amount, again)                 \
-  static g2z_status timed_##entry parameters {                                                \
-    g2z_watch *seen = g2z_watch_of(d);                                                        \
-    const double a = seen->a, g = seen->g, m = seen->m;                                       \
-    (void)a, (void)g, (void)m;                                                                \
-    g2z_rounds *now = g2z_watch_rounds(seen, name, suffix, #unit, #amount, amount, again);    \
-    g2z_status status = seen->right->entry arguments;                                         \
-    while (now && g2z_rounds_another(now, d, seen->right, &status))                           \
-      status = seen->right->entry arguments;                                                  \
-    return status;                                                                            \
-  }
-OP_LIST(RUN, CALL)
-#undef RUN
-#undef CALL
-
 static int order_of_gaps(const void *a, const void *b) {
   const g2z_watch_row *x = (const g2z_watch_row *)a, *y = (const g2z_watch_row *)b;
   double left = x->calls * (x->seconds - x->limit_s), right = y->calls * (y->seconds - y->limit_s);
   return (left < right) - (left > right);
-}
-
-/* First runs steps until no gradient overflows: in a skipped step AdamW would do nothing. Then one
- * step counts calls, and the following ones time rows. */
-static g2z_status watch_steps(g2z_trainer *t, g2z_watch *w, const int32_t *tokens) {
-  g2z_report report;
-  report.skipped = 1;
-  for (int i = 0; i < 50 && report.skipped; i++) {
-    TRY(g2z_trainer_step_batch(t, tokens, tokens + 1, &report));
-    TRY(g2z_trainer_flush(t, &report));
-  }
-  w->right = t->device->ops;
-  w->ops = *w->right;
-#define WATCH(entry, ...) w->ops.entry = timed_##entry;
-  OP_LIST(WATCH, WATCH)
-#undef WATCH
-  t->device->ops = &w->ops;
-  g2z_status status = G2Z_OK;
-  for (int i = -2; i < w->count && status == G2Z_OK; i++) {
-    w->counts = i == -2;
-    if (i >= 0) w->only = &w->rows[i];
-    if (i >= 0 && w->rows[i].again) continue;
-    status = g2z_trainer_step_batch(t, tokens, tokens + 1, &report);
-  }
-  if (status == G2Z_OK) status = g2z_trainer_flush(t, &report);
-  t->device->ops = w->right;
-  return status;
 }
 
 /* Prints each op of a step against its limit, in ns per token of the step, the largest gap first.
@@ -199,13 +72,9 @@ static g2z_status time_ops(g2z_trainer *t, const g2z_bench *o, const g2z_limits 
   printf("\nlimits measured here: a %d x %d x %d product at %.1f GFLOP/s, a copy at %.2f GB/s\n\n",
          limit->side, limit->side, limit->side, limit->product * 1e-9, limit->copy * 1e-9);
   fflush(stdout);
-  memset(&w, 0, sizeof w);
-  w.a = plan->dtype_bytes;
-  w.g = plan->grad_bytes;
-  w.m = plan->moment_bytes;
   int32_t *ids;
   TRY(g2z_zipf_tokens(t->services, o->train.seed, plan->model.vocab, (size_t)tokens + 1, &ids));
-  g2z_status status = watch_steps(t, &w, ids);
+  g2z_status status = g2z_watch_step(t, ids, &w);
   g2z_release(t->services, ids);
   TRY(status);
   for (g2z_watch_row *row = w.rows; row < w.rows + w.count; row++) {
@@ -294,10 +163,10 @@ static g2z_status run_peer(g2z_services *services, const g2z_bench *o, double to
                  (const char *)text.at);
       } else g2z_json_skip(&json);
     }
-  if (code == 0) TRY(g2z_json_close(&json));
   if (code != 0)
     return g2z_fail(services, G2Z_IO, "--peer: `%.400s` failed; run it by itself to see why",
                     command);
+  if (last[0]) TRY(g2z_json_close(&json));
   if (!(theirs > 0))
     return g2z_fail(services, G2Z_IO, "--peer: `%.400s` printed no \"tokens_per_second\"; run it "
                     "by itself to see why", command);

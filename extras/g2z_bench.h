@@ -1,7 +1,7 @@
 /* g2z_bench.h: times the calls of a device of gpt2_zero.h: single calls in rounds, the ops of a
  * training step, and the two calls whose rates limit this machine. MIT licence.
  *
- * It prints nothing. bench.cu has the list of ops to watch, and prints the rows.
+ * It prints nothing: bench.cu prints the rows.
  *
  *     g2z_rounds rounds;
  *     memset(&rounds, 0, sizeof rounds);
@@ -49,28 +49,20 @@ typedef struct g2z_watch_row {  /* an op, with operands of one size */
   double seconds, limit_s;      /* time of one call: measured, and at the machine's limit */
 } g2z_watch_row;
 
-/* This table replaces the ops of a trainer's device, so it sees every op call of a step with its
- * arguments. The first step counts calls. The second times all rows whose call may be repeated.
- * Each other row gets its own step, because a repeated call that adds to its output spoils the rest
- * of the step. The weights stay right until AdamW is repeated, and AdamW is the last row. */
 typedef struct g2z_watch {
-  g2z_ops ops;                  /* the first member: device->ops points here */
+  g2z_watch_row rows[32];       /* in the order of a step's first calls */
+  int count;
+  /* The rest is private. */
+  g2z_ops ops;
   const g2z_ops *right;         /* the device's own ops */
   int counts;                   /* 1: this step counts calls and times none */
   const g2z_watch_row *only;    /* the one row to time; NULL: all rows with `again` */
   double a, g, m;               /* bytes per element: activations, gradients, moments */
-  g2z_watch_row rows[32];
-  int count;
 } g2z_watch;
 
-/* The table that device->ops points to. */
-G2Z_API g2z_watch *g2z_watch_of(g2z_device *d);
-/* The rounds of a call's row, which is added if it is new. NULL: the call is not timed in this
- * step, or there is no room for its row. The row's name is `name` and then `suffix`; its formula
- * leaves out "op->". `unit` must outlive the table. */
-G2Z_API g2z_rounds *g2z_watch_rounds(g2z_watch *w, const char *name, const char *suffix,
-                                     const char *unit, const char *formula, double amount,
-                                     int again);
+/* Counts and times the ops of a step over `tokens` [accum B T + 1] of a trainer without graphs. It
+ * runs about as many steps as there are rows, and spoils the trainer's weights. */
+G2Z_API g2z_status g2z_watch_step(g2z_trainer *t, const int32_t *tokens, g2z_watch *w);
 
 /* ===== limits of this machine ============================================ */
 
@@ -127,11 +119,17 @@ G2Z_API int g2z_rounds_another(g2z_rounds *r, g2z_device *d, const g2z_ops *op,
 
 /* ===== the ops of a step ================================================= */
 
-G2Z_API g2z_watch *g2z_watch_of(g2z_device *d) { return (g2z_watch *)d->ops; }
+/* This table replaces the ops of a trainer's device, so it sees every op call of a step with its
+ * arguments. The first step counts calls. The second times all rows whose call may be repeated.
+ * Each other row gets its own step, because a repeated call that adds to its output spoils the rest
+ * of the step. The weights stay right until AdamW is repeated, and AdamW is the last row. */
+static g2z_watch *g2zb_watching; /* the table of the step that runs: one at a time */
 
-G2Z_API g2z_rounds *g2z_watch_rounds(g2z_watch *w, const char *name, const char *suffix,
-                                     const char *unit, const char *formula, double amount,
-                                     int again) {
+/* The rounds of a call's row, which is added if it is new. NULL: the call is not timed in this
+ * step, or there is no room for its row. The row's name is `name` and then `suffix`. */
+static g2z_rounds *g2zb_rounds_of(g2z_watch *w, const char *name, const char *suffix,
+                                  const char *unit, const char *formula, double amount,
+                                  int again) {
   g2z_watch_row *row = w->rows;
   char whole[32];
   snprintf(whole, sizeof whole, "%.15s%.15s", name, suffix);
@@ -144,6 +142,7 @@ G2Z_API g2z_rounds *g2z_watch_rounds(g2z_watch *w, const char *name, const char 
     row->unit = unit;
     for (char *to = row->formula; *formula && to + 1 < row->formula + sizeof row->formula; to++) {
       if (strncmp(formula, "op->", 4) == 0) formula += 4;
+      if (strncmp(formula, "g2zb_", 5) == 0) formula += 5;
       *to = *formula++;
     }
     row->amount = amount;
@@ -154,6 +153,140 @@ G2Z_API g2z_rounds *g2z_watch_rounds(g2z_watch *w, const char *name, const char 
   if (w->only && row != w->only) return NULL;
   if (!w->only && !row->again) return NULL;
   return &row->timed;
+}
+
+/* The name of the product, one of a block's four, that has weights [K,O]. */
+static const char *g2zb_product_of(int K, int O) {
+  if (O == 3 * K) return "qkv";
+  if (O == 4 * K) return "fc";
+  if (K == 4 * O) return "fcproj";
+  return "attproj";
+}
+
+static double g2zb_elements_of(const g2z_range *ranges, int count) {
+  double elements = 0;
+  for (int i = 0; i < count; i++) elements += (double)ranges[i].elements;
+  return elements;
+}
+
+static double g2zb_elements_of_update(const g2z_update *update, size_t begin, size_t end) {
+  double elements = 0;
+  for (size_t i = begin; i < end; i++) elements += (double)update->host_ranges[i].elements;
+  return elements;
+}
+
+/* Three products per iteration; their results are m x m, m x m and m x n. */
+static double g2zb_flops_of_matrices(const g2z_matrices *shapes, int count) {
+  double flops = 0;
+  for (int i = 0; i < count; i++) {
+    const double rows = shapes[i].rows, columns = (double)shapes[i].columns / shapes[i].matrices;
+    const double m = fmin(rows, columns), n = fmax(rows, columns);
+    flops += G2Z_ORTHOGONALIZE_STEPS * shapes[i].weights * shapes[i].matrices * m * m *
+             (4 * n + 2 * m);
+  }
+  return flops;
+}
+
+/* Each op that a step calls: the two parts of its row's name, the unit, the minimum work of one
+ * call, and 1 if a call may be repeated. Formulas become text as they stand here, without op-> and
+ * g2zb_; a, g and m are bytes per element of activations, of gradients and of moments. RUN: an op
+ * with a struct of operands. CALL: another one, with parameters and arguments as in g2z_ops. */
+#define G2ZB_OPS(RUN, CALL)                                                                      \
+  RUN(embed_fwd, "embed", "_fwd", GB, 2 * a * op->B * op->T * op->C, 1)                          \
+  RUN(layernorm_fwd, "layernorm", "_fwd", GB, 2 * a * op->N * op->C, 1)                          \
+  RUN(linear_fwd, g2zb_product_of(op->K, op->O), op->slope ? "_gelu_fwd" : "_fwd", GFLOP,        \
+      2.0 * op->N * op->K * op->O, op->y != op->residual)                                        \
+  RUN(attention_fwd, "attention", "_fwd", GFLOP, 2.0 * op->B * op->T * op->T * op->C, 1)         \
+  RUN(head_loss, "head", "_loss", GFLOP, 6.0 * op->N * op->C * op->Vp,                           \
+      op->mode == G2Z_OVERWRITE)                                                                 \
+  RUN(layernorm_bwd, "layernorm", op->res_mode == G2Z_OVERWRITE ? "_bwd_last" : "_bwd", GB,      \
+      (op->res_mode == G2Z_OVERWRITE ? 3 : 4) * a * op->N * op->C,                               \
+      op->res_mode == G2Z_OVERWRITE)                                                             \
+  RUN(linear_bwd_data, g2zb_product_of(op->K, op->O), "_bwd_data", GFLOP,                        \
+      2.0 * op->N * op->K * op->O, op->mode == G2Z_OVERWRITE)                                    \
+  RUN(linear_bwd_weight, g2zb_product_of(op->K, op->O), "_bwd_weight", GFLOP,                    \
+      2.0 * op->N * op->K * op->O, op->mode == G2Z_OVERWRITE)                                    \
+  RUN(attention_bwd, "attention", "_bwd", GFLOP, 5.0 * op->B * op->T * op->T * op->C,            \
+      op->mode == G2Z_OVERWRITE)                                                                 \
+  RUN(embed_bwd, "embed", op->dwte ? "_bwd" : "_bwd_wpe", GB,                                    \
+      (op->dwte ? a + 8 : a) * op->B * op->T * op->C, !op->dwte)                                 \
+  CALL(embed_order, (g2z_device *d, int32_t *order, const int32_t *tokens, int N),               \
+       (d, order, tokens, N), "embed", "_order", GB, 12.0 * N, 1)                                \
+  RUN(embed_add, "embed", "_add", GB, (a + 2 * g) * op->N * op->C, 0)                            \
+  CALL(cast_grad, (g2z_device *d, void *to, const float *from, size_t n), (d, to, from, n),      \
+       "cast", "_grad", GB, (4 + g) * (double)n, 1)                                              \
+  CALL(zero, (g2z_device *d, void *memory, size_t bytes), (d, memory, bytes), "zero", "", GB,    \
+       (double)bytes, 1)                                                                         \
+  CALL(grad_sumsq,                                                                               \
+       (g2z_device *d, double *sum, const void *grads, const g2z_range *ranges, int count),      \
+       (d, sum, grads, ranges, count),                                                           \
+       "grad", "_sumsq", GB, g * g2zb_elements_of(ranges, count), 0)                             \
+  CALL(adamw, (g2z_device *d, const g2z_update *update, size_t begin, size_t end),               \
+       (d, update, begin, end),                                                                  \
+       "adamw", "", GB, (8 + 4 * m + g + a) * g2zb_elements_of_update(update, begin, end), 0)    \
+  CALL(momentum,                                                                                 \
+       (g2z_device *d, void *u, const g2z_update *update, size_t begin, size_t end),             \
+       (d, u, update, begin, end),                                                               \
+       "momentum", "", GB, (10 + g) * g2zb_elements_of_update(update, begin, end), 0)            \
+  CALL(orthogonalize,                                                                            \
+       (g2z_device *d, void *area, const g2z_matrices *shapes, int count, void *work,            \
+        size_t work_bytes),                                                                      \
+       (d, area, shapes, count, work, work_bytes),                                               \
+       "orthogonalize", "", GFLOP, g2zb_flops_of_matrices(shapes, count), 0)                     \
+  CALL(muon,                                                                                     \
+       (g2z_device *d, const void *o, const g2z_update *update, size_t begin, size_t end),       \
+       (d, o, update, begin, end),                                                               \
+       "muon", "", GB, (10 + a) * g2zb_elements_of_update(update, begin, end), 0)
+
+#define G2ZB_RUN(entry, name, suffix, unit, amount, again)                              \
+  G2ZB_CALL(entry, (g2z_device *d, const g2z_##entry *op), (d, op), name, suffix, unit, \
+            amount, again)
+#define G2ZB_CALL(entry, parameters, arguments, name, suffix, unit, amount, again)       \
+  static g2z_status g2zb_timed_##entry parameters {                                      \
+    g2z_watch *seen = g2zb_watching;                                                     \
+    const double a = seen->a, g = seen->g, m = seen->m;                                  \
+    (void)a, (void)g, (void)m;                                                           \
+    g2z_rounds *now = g2zb_rounds_of(seen, name, suffix, #unit, #amount, amount, again); \
+    g2z_status status = seen->right->entry arguments;                                    \
+    while (now && g2z_rounds_another(now, d, seen->right, &status))                      \
+      status = seen->right->entry arguments;                                             \
+    return status;                                                                       \
+  }
+G2ZB_OPS(G2ZB_RUN, G2ZB_CALL)
+#undef G2ZB_RUN
+#undef G2ZB_CALL
+
+/* First runs steps until no gradient overflows: in a skipped step AdamW would do nothing. Then one
+ * step counts calls, and the following ones time rows. */
+G2Z_API g2z_status g2z_watch_step(g2z_trainer *t, const int32_t *tokens, g2z_watch *w) {
+  g2z_report report;
+  memset(w, 0, sizeof *w);
+  w->a = t->plan->dtype_bytes;
+  w->g = t->plan->grad_bytes;
+  w->m = t->plan->moment_bytes;
+  report.skipped = 1;
+  for (int i = 0; i < 50 && report.skipped; i++) {
+    G2Z_TRY(g2z_trainer_step_batch(t, tokens, tokens + 1, &report));
+    G2Z_TRY(g2z_trainer_flush(t, &report));
+  }
+  w->right = t->device->ops;
+  w->ops = *w->right;
+#define G2ZB_WATCH(entry, ...) w->ops.entry = g2zb_timed_##entry;
+  G2ZB_OPS(G2ZB_WATCH, G2ZB_WATCH)
+#undef G2ZB_WATCH
+#undef G2ZB_OPS
+  g2zb_watching = w;
+  t->device->ops = &w->ops;
+  g2z_status status = G2Z_OK;
+  for (int i = -2; i < w->count && status == G2Z_OK; i++) {
+    w->counts = i == -2;
+    if (i >= 0) w->only = &w->rows[i];
+    if (i >= 0 && w->rows[i].again) continue;
+    status = g2z_trainer_step_batch(t, tokens, tokens + 1, &report);
+  }
+  if (status == G2Z_OK) status = g2z_trainer_flush(t, &report);
+  t->device->ops = w->right;
+  return status;
 }
 
 /* ===== limits of this machine ============================================ */

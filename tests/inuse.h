@@ -311,7 +311,6 @@ static void test_model_no_memory(g2z_test *t) { CHECK_NO_MEMORY(t, 11, 100, inus
 static void test_next_one(test_pair *p, int B, int T, int NH, int HS) {
   enum { V = 300 };
   const int C = NH * HS, spots[4] = {0, T / 2, T - 2, T - 1};
-  const g2z_ops *cpu = p->cpu->ops, *gpu = p->gpu->ops;
   const size_t width = (size_t)C, row = 3 * width;
   test_twin *tokens = test_twin_tokens(p, (size_t)B, V, 1);
   test_twin *positions = test_twin_new(p, TEST_I32, (size_t)B);
