@@ -33,7 +33,10 @@ static void eval_put(uint16_t *words, size_t *at, const int32_t *ids, int count)
 /* acc_bytes divides by an ending's bytes. They do not depend on the tokens, and the space before
  * the ending is not counted. */
 static void eval_check_bytes(g2z_test *t) {
-  static const struct { const char *ending; double bytes; } cases[] = {
+  static const struct {
+    const char *ending;
+    double bytes;
+  } cases[] = {
       {" ab", 2}, {"ab", 2}, {"  ab", 3}, {" ", 1}, {" \xC3\xA9", 2}};
   static const char *const merges[] = {"#version: 0.2\n",
                                        "#version: 0.2\n\xC4\xA0 a\n\xC4\xA0" "a b\n"};
@@ -72,8 +75,9 @@ static void test_eval_questions(g2z_test *t) {
     int begins = 1 + q % 9, best = 0, best_norm = 0;
     double least = INFINITY, least_norm = INFINITY;
     test_tokens(ids, 64, 131, (uint64_t)q);
-    words[at++] = 65535, words[at++] = 0, words[at++] = (uint16_t)q;
-    words[at++] = 0, words[at++] = ENDINGS;
+    const uint16_t head[] = {65535, 0, (uint16_t)q, 0, ENDINGS};
+    memcpy(words + at, head, sizeof head);
+    at += sizeof head / sizeof *head;
     eval_put(words, &at, ids, begins);
     for (int i = 0; i < ENDINGS; i++) {
       int32_t whole[20];
@@ -82,8 +86,14 @@ static void test_eval_questions(g2z_test *t) {
       memcpy(whole + begins, ids + 10 + 10 * i, (size_t)length * sizeof *whole);
       eval_put(words, &at, whole + begins, length);
       double loss = eval_by_hand(t, model, whole, begins, begins + length);
-      if (loss < least) least = loss, best = i;
-      if (loss / length < least_norm) least_norm = loss / length, best_norm = i;
+      if (loss < least) {
+        least = loss;
+        best = i;
+      }
+      if (loss / length < least_norm) {
+        least_norm = loss / length;
+        best_norm = i;
+      }
       sum += loss;
       tokens += length;
     }
@@ -106,7 +116,12 @@ static void test_eval_questions(g2z_test *t) {
   CHECK(t, right != right_norm && isnan(result.acc_bytes));
   CHECK_NEAR(t, result.loss, sum / tokens, 1e-5);
   /* Damage: a byte of a question, a field of the header, a truncated file. */
-  const struct { size_t at; int byte; size_t cut; const char *says; } damages[] = {
+  const struct {
+    size_t at;
+    int byte;
+    size_t cut;
+    const char *says;
+  } damages[] = {
       {1024, 1, 0, "is damaged at byte 1024"},     {1026, 1, 0, "is damaged at byte 1024"},
       {1030, 9, 0, "is damaged at byte 1024"},     {1032, 200, 0, "is damaged at byte 1024"},
       {4, 2, 0, "in version 2"},                   {8, 0, 0, "holds 0 questions"},

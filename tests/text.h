@@ -297,7 +297,10 @@ static void test_tokenizer_formats(g2z_test *t) {
 }
 
 static void test_tokenizer_refusals(g2z_test *t) {
-  static const struct { const char *text, *sentence; int foreign; } cases[] = {
+  static const struct {
+    const char *text, *sentence;
+    int foreign;
+  } cases[] = {
       {"", "vocab is empty", 0},
       {"\r\n\n", "vocab is empty", 0},
       {"#version: 0.2\na b\nab\n", "vocab, line 3: \"ab\" is not two tokens", 0},
@@ -434,7 +437,10 @@ static size_t test_bpe_plainly(const g2z_tokenizer *tokenizer, const char *piece
     best = INT_MAX;
     for (size_t i = 0; i + 1 < count; i++) {
       const int id = test_bpe_id(tokenizer, piece + starts[i], starts[i + 2] - starts[i]);
-      if (id < best) best = id, at = i;
+      if (id < best) {
+        best = id;
+        at = i;
+      }
     }
     if (best == INT_MAX) continue;
     memmove(starts + at + 1, starts + at + 2, (count - at - 1) * sizeof *starts);
