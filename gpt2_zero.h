@@ -4627,7 +4627,7 @@ G2Z_API g2z_status g2z_plan_fits(g2z_services *services, const g2z_train_config 
 /* Adds a shard's token count, first and last tokens to a hash; 0: the file cannot be read. */
 G2Z__PRIVATE int g2z__shard_hash(int file, uint64_t begin, int64_t tokens, uint64_t *hash) {
   unsigned char ends[2][256];
-  const size_t bytes = tokens < 128 ? 2 * (size_t)tokens : sizeof ends[0];
+  const size_t bytes = G2Z__MIN(2 * (size_t)tokens, sizeof ends[0]);
   memset(ends, 0, sizeof ends);
   if (g2z__pread(file, ends[0], bytes, begin) < 0 ||
       g2z__pread(file, ends[1], bytes, begin + 2 * (uint64_t)tokens - bytes) < 0)
@@ -4706,13 +4706,14 @@ G2Z_API g2z_status g2z_shard_writer_append(g2z_shard_writer *writer, const int32
   }
   uint16_t narrow[4096];
   for (size_t done = 0, n; done < count; done += n) {
-    n = count - done < 4096 ? count - done : 4096;
+    n = G2Z__MIN(count - done, G2Z_COUNT(narrow));
     for (size_t i = 0; i < n; i++) narrow[i] = (uint16_t)ids[done + i];
     G2Z_TRY(g2z_writer_put(writer->file, narrow, n * sizeof narrow[0]));
   }
   for (size_t i = 0; i < count; i++, writer->tokens++) {
-    int counts = !(ids[i] & G2Z_UNCOUNTED), at = (int)(writer->tokens % 8);
-    writer->bits = (unsigned char)((at ? writer->bits : 0) | counts << at);
+    const int counts = !(ids[i] & G2Z_UNCOUNTED), at = (int)(writer->tokens % 8);
+    if (at == 0) writer->bits = 0;
+    writer->bits |= (unsigned char)(counts << at);
     if (at == 7 && writer->mask) G2Z_TRY(g2z_writer_put(writer->mask, &writer->bits, 1));
   }
   return G2Z_OK;
@@ -4739,7 +4740,8 @@ G2Z_API g2z_status g2z_shard_writer_finish(g2z_shard_writer *writer, int unlock)
     G2Z_TRY(g2z__writer_finish(writer->mask, unlock));
   }
   writer->finished = 1;
-  return unlock ? g2z__writer_finish(writer->file, 1) : G2Z_OK;
+  if (!unlock) return G2Z_OK;
+  return g2z__writer_finish(writer->file, 1);
 }
 
 /* Commits the mask before the shard, and removes an old mask after it: a crash in between leaves a
@@ -4799,14 +4801,16 @@ G2Z__PRIVATE g2z_status g2z__shard_check(g2z_services *services, g2z__shard *sha
   unsigned char head[256];
   int32_t header[5] = {0, 0, 0, 0, 0};
   struct stat info;
-  int64_t got = fstat(shard->file, &info) == 0 ? 0 : -1;
-  if (got == 0 && !S_ISREG(info.st_mode))
+  if (fstat(shard->file, &info) != 0)
+    return g2z_fail_file(services, errno, "read the shard", path);
+  if (!S_ISREG(info.st_mode)) {
+    const char *what = S_ISDIR(info.st_mode) ? "a directory" : "no regular file";
     return g2z_fail(services, G2Z_IO, "%s is %s, not a token shard: name files, as in "
-                    "'data/NAME_train_*.bin'", path,
-                    S_ISDIR(info.st_mode) ? "a directory" : "no regular file");
-  if (got == 0) got = g2z__pread(shard->file, head, sizeof head, 0);
+                    "'data/NAME_train_*.bin'", path, what);
+  }
+  const int64_t got = g2z__pread(shard->file, head, sizeof head, 0);
   if (got < 0) return g2z_fail_file(services, errno, "read the shard", path);
-  memcpy(header, head, (size_t)got < sizeof header ? (size_t)got : sizeof header);
+  memcpy(header, head, G2Z__MIN((size_t)got, sizeof header));
   for (size_t i = 0; i < G2Z_COUNT(g2z__shard_others); i++)
     if (header[0] == g2z__shard_others[i].magic)
       return g2z_fail(services, G2Z_UNSUPPORTED, "%s is %s, not a token shard of GPT-2: name "
@@ -4815,7 +4819,7 @@ G2Z__PRIVATE g2z_status g2z__shard_check(g2z_services *services, g2z__shard *sha
   shard->bytes = (uint64_t)info.st_size;
   shard->begin = header[0] == G2Z__SHARD_MAGIC ? G2Z__SHARD_HEADER : 0;
   shard->tokens = ((int64_t)shard->bytes - (int64_t)shard->begin) / 2;
-  const uint64_t promised = G2Z__SHARD_HEADER + 2 * (uint64_t)(header[2] > 0 ? header[2] : 0);
+  const uint64_t promised = G2Z__SHARD_HEADER + 2 * (uint64_t)G2Z__MAX(header[2], 0);
   if (shard->bytes == 0)
     return g2z_fail(services, G2Z_FORMAT, "%s is empty: prepare it again", path);
   if (shard->begin) {
@@ -4926,7 +4930,7 @@ G2Z_API g2z_status g2z_shard_mask(g2z_services *services, const char *path, int3
     status = g2z_fail(services, G2Z_FORMAT, "%s had %zu tokens when it was read and has %" PRId64
                       " now: do not write shards while they are read", path, count, shard.tokens);
   for (size_t at = 0, n; at < count && status == G2Z_OK; at += n) {
-    n = count - at < 8 * sizeof bits ? count - at : 8 * sizeof bits;
+    n = G2Z__MIN(count - at, 8 * sizeof bits);
     status = g2z__mask_bits(services, &shard, (int64_t)at, (int64_t)n - 1, bits);
     for (size_t i = 0; i < n && status == G2Z_OK; i++)
       if (!(bits[i / 8] >> i % 8 & 1)) ids[at + i] |= G2Z_UNCOUNTED;
@@ -5113,7 +5117,7 @@ G2Z__PRIVATE g2z_status g2z__loader_read(g2z_loader *loader) {
     G2Z_TRY(g2z__loader_file(loader, low));
     const g2z__shard *shard = &reader->shards[low];
     const int64_t first = (index - shard->first) * config->seq, rest = shard->tokens - 1 - first;
-    const int64_t T = rest < config->seq ? rest : config->seq;
+    const int64_t T = G2Z__MIN(rest, config->seq);
     G2Z_TRY(g2z__read_at(services, shard->file, shard->path, raw, (size_t)(T + 1) * 2,
                          shard->begin + 2 * (uint64_t)first));
     G2Z_TRY(g2z__mask_bits(services, shard, first, T, reader->bits));
@@ -5122,8 +5126,9 @@ G2Z__PRIVATE g2z_status g2z__loader_read(g2z_loader *loader) {
         return g2z_fail(services, G2Z_FORMAT, "%s: token %d at index %" PRId64 " is outside the "
                         "vocabulary of %d: prepare the text with the model's vocabulary, or check "
                         "that it is the right file", shard->path, raw[t], first + t, config->vocab);
+      const int counts = reader->bits[(first % 8 + t) / 8] >> (first + t) % 8 & 1;
       if (t < T) x[t] = raw[t];
-      if (t > 0) y[t - 1] = reader->bits[(first % 8 + t) / 8] >> (first + t) % 8 & 1 ? raw[t] : -1;
+      if (t > 0 && counts) y[t - 1] = raw[t]; /* the other targets stay -1 */
     }
   }
   return G2Z_OK;
@@ -5164,8 +5169,11 @@ G2Z__PRIVATE g2z_status g2z__shards_find(g2z_services *services, const char *giv
   for (const char *at = given; *at; *end++ = *at++)
     if (is_name && *at != '/') *end++ = '\\';
   const size_t before = found->gl_pathc;
-  int error = glob(pattern, GLOB_ERR | GLOB_NOSORT | (before ? GLOB_APPEND : 0), NULL, found);
-  int number = error == GLOB_NOSPACE ? ENOMEM : errno;
+  int flags = GLOB_ERR | GLOB_NOSORT;
+  if (before) flags |= GLOB_APPEND;
+  const int error = glob(pattern, flags, NULL, found);
+  int number = errno;
+  if (error == GLOB_NOSPACE) number = ENOMEM;
   g2z_release(services, pattern);
   if (error == GLOB_NOMATCH)
     return g2z_fail(services, G2Z_IO, "no file has the name or pattern \"%s\": check the path, "
@@ -5221,7 +5229,7 @@ G2Z__PRIVATE g2z_status g2z__sets_read(g2z_services *services, const char *given
                set[0].glob);
   for (int k = *sets - 1; weights && k >= 0; k--) {
     rest += set[k].share;
-    set[k].part = rest > 0 ? (uint64_t)(set[k].share / rest * 4294967296.0 + 0.5) : 0;
+    if (rest > 0) set[k].part = (uint64_t)(set[k].share / rest * 4294967296.0 + 0.5);
     set[k].share /= sum;
   }
   return G2Z_OK;
@@ -5265,69 +5273,64 @@ G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, c
   return status;
 }
 
-/* Opens and counts every shard once, so that a damaged one is found before training starts. */
-G2Z__PRIVATE g2z_status g2z__loader_build(g2z_loader *loader, const char *pattern) {
-  const g2z_loader_config *config = &loader->config;
-  g2z__prefetch *reader = loader->reader;
-  g2z_services *services = &reader->services;
-  const size_t T = (size_t)config->seq;
-  const int every = config->order == G2Z_ORDER_FILE; /* in file order every token is used */
-  int counts = 0;                                    /* 1: some token is a target */
+/* Sets *counts to 1 if the mask of an open shard counts one of tokens 1 to `targets`. */
+G2Z__PRIVATE g2z_status g2z__mask_counts(g2z_services *services, const g2z__shard *shard,
+                                         int64_t targets, int *counts) {
   unsigned char bits[4096];
-  size_t ends[G2Z_SETS]; /* of the sets in the list of files */
-  G2Z_TRY(g2z__sets_read(services, pattern, &reader->globs, loader->set, &loader->sets));
-  loader->mixed = loader->set[0].weight[0] != 0;
-  if (loader->mixed && every)
-    G2Z_REFUSE(services, "%s has a weight, but only training shards can have one: type --val '%s'",
-               pattern, loader->set[0].glob);
+  const int64_t most = 8 * (int64_t)sizeof bits;
+  if (targets == 0) return G2Z_OK;
+  for (int64_t at = 0, n; at <= targets && !*counts; at += n) {
+    n = G2Z__MIN(targets + 1 - at, most);
+    G2Z_TRY(g2z__mask_bits(services, shard, at, n - 1, bits));
+    for (int64_t i = at == 0; i < n; i++) *counts |= bits[i / 8] >> i % 8 & 1;
+  }
+  return G2Z_OK;
+}
+
+/* Opens shard s, and adds its tokens and sequences to `set` and to the loader. *counts becomes 1 if
+ * some token of the shard is a target that counts. */
+G2Z__PRIVATE g2z_status g2z__loader_add(g2z_loader *loader, size_t s, g2z_loader_set *set,
+                                        int *counts) {
+  const int64_t seq = loader->config.seq;
+  g2z_services *services = &loader->reader->services;
+  g2z__shard *shard = &loader->reader->shards[s];
+  shard->path = loader->reader->found.gl_pathv[s];
+  G2Z_TRY(g2z__loader_file(loader, s));
+  if (shard->vocab_hash && !loader->vocab_hash) {
+    loader->vocab_hash = shard->vocab_hash;
+    loader->vocab_shard = shard->path;
+  }
+  if (shard->vocab_hash && shard->vocab_hash != loader->vocab_hash)
+    return g2z_fail(services, G2Z_FORMAT, "%s and %s were made with different vocabularies: "
+                    "narrow the pattern, or prepare their texts again with one --vocab",
+                    loader->vocab_shard, shard->path);
+  loader->data = g2z__hash(loader->data, &shard->hash, sizeof shard->hash);
+
+  /* Tokens 1 to `targets` are targets. In file order these are all tokens after the first. */
+  int64_t targets = G2Z__MAX(shard->tokens, 1) - 1;
+  if (loader->config.order != G2Z_ORDER_FILE) targets -= targets % seq;
+  shard->first = loader->sequences;
+  loader->tokens += shard->tokens;
+  loader->sequences += (targets + seq - 1) / seq;
+  set->tokens += shard->tokens;
+  set->sequences = loader->sequences - set->first;
+  return g2z__mask_counts(services, shard, targets, counts);
+}
+
+/* Refuses data in which no token counts, or which has no sequence for a set or for a step. */
+G2Z__PRIVATE g2z_status g2z__loader_check(const g2z_loader *loader, int counts) {
+  const g2z_loader_config *config = &loader->config;
+  const g2z__prefetch *reader = loader->reader;
+  g2z_services *services = &loader->reader->services;
+  const char *path = reader->shards[0].path, *more = reader->shard_count > 1 ? " and others" : "";
   for (int k = 0; k < loader->sets; k++) {
-    G2Z_TRY(g2z__shards_find(services, loader->set[k].glob, &reader->found));
-    ends[k] = reader->found.gl_pathc;
-  }
-  reader->shard_count = reader->found.gl_pathc;
-  G2Z_TRY(G2Z_NEW(services, reader->shard_count, &reader->shards));
-  loader->data = G2Z__HASH;
-  g2z_loader_set *set = loader->set;
-  for (size_t s = 0; s < reader->shard_count; s++) {
-    g2z__shard *shard = &reader->shards[s];
-    if (s == ends[set - loader->set]) (++set)->first = loader->sequences;
-    shard->path = reader->found.gl_pathv[s];
-    G2Z_TRY(g2z__loader_file(loader, s));
-    if (shard->vocab_hash && !loader->vocab_hash) {
-      loader->vocab_hash = shard->vocab_hash;
-      loader->vocab_shard = shard->path;
-    }
-    if (shard->vocab_hash && shard->vocab_hash != loader->vocab_hash)
-      return g2z_fail(services, G2Z_FORMAT, "%s and %s were made with different vocabularies: "
-                      "narrow the pattern, or prepare their texts again with one --vocab",
-                      loader->vocab_shard, shard->path);
-    loader->data = g2z__hash(loader->data, &shard->hash, sizeof shard->hash);
-    /* Tokens 1 to `targets` are targets. */
-    int64_t targets = shard->tokens > 0 ? shard->tokens - 1 : 0;
-    if (!every) targets -= targets % config->seq;
-    shard->first = loader->sequences;
-    loader->tokens += shard->tokens;
-    loader->sequences += (targets + config->seq - 1) / config->seq;
-    set->tokens += shard->tokens;
-    set->sequences = loader->sequences - set->first;
-    for (int64_t at = 0, n; targets && at <= targets && !counts; at += n) {
-      n = targets + 1 - at < 8 * (int64_t)sizeof bits ? targets + 1 - at : 8 * (int64_t)sizeof bits;
-      G2Z_TRY(g2z__mask_bits(services, shard, at, n - 1, bits));
-      for (int64_t i = at == 0; i < n; i++) counts |= bits[i / 8] >> i % 8 & 1;
-    }
-  }
-  loader->steps_per_epoch = (loader->sequences + (every ? loader->global - 1 : 0)) / loader->global;
-  for (set = loader->set; loader->mixed && set < loader->set + loader->sets; set++) {
-    loader->data = g2z__hash(loader->data, &set->part, sizeof set->part);
-    loader->data = g2z__hash(loader->data, &set->sequences, sizeof set->sequences);
-    if (set->part && !set->sequences)
+    const g2z_loader_set *set = &loader->set[k];
+    if (loader->mixed && set->part && !set->sequences)
       G2Z_REFUSE(services, "the set \"%s\" of weight %s has no shard of %d tokens, which one "
                  "sequence needs: use more data, or lower seq", set->glob, set->weight,
                  config->seq + 1);
   }
-  if (loader->mixed) loader->steps_per_epoch = (INT64_C(1) << 60) / loader->global;
-  const char *path = reader->shards[0].path, *more = reader->shard_count > 1 ? " and others" : "";
-  if (loader->steps_per_epoch == 0 && every)
+  if (loader->steps_per_epoch == 0 && config->order == G2Z_ORDER_FILE)
     G2Z_REFUSE(services, "%s%s: no shard has two tokens, so there is none to predict: use more "
                "data", path, more);
   if (loader->steps_per_epoch == 0)
@@ -5342,6 +5345,53 @@ G2Z__PRIVATE g2z_status g2z__loader_build(g2z_loader *loader, const char *patter
   if (!counts)
     G2Z_REFUSE(services, "%s%s: no token counts, because the masks exclude all of them: prepare "
                "the text again, with completions that are not empty", path, more);
+  return G2Z_OK;
+}
+
+/* Opens and counts every shard once, so that a damaged one is found before training starts. */
+G2Z__PRIVATE g2z_status g2z__loader_build(g2z_loader *loader, const char *pattern) {
+  g2z__prefetch *reader = loader->reader;
+  g2z_services *services = &reader->services;
+  g2z_loader_set *set = loader->set;
+  const size_t T = (size_t)loader->config.seq;
+  const int in_file_order = loader->config.order == G2Z_ORDER_FILE;
+  int counts = 0;        /* 1: some token counts as a target */
+  size_t ends[G2Z_SETS]; /* of the sets in the list of files */
+
+  /* The files of the sets. */
+  G2Z_TRY(g2z__sets_read(services, pattern, &reader->globs, set, &loader->sets));
+  loader->mixed = set[0].weight[0] != 0;
+  if (loader->mixed && in_file_order)
+    G2Z_REFUSE(services, "%s has a weight, but only training shards can have one: type --val '%s'",
+               pattern, set[0].glob);
+  for (int k = 0; k < loader->sets; k++) {
+    G2Z_TRY(g2z__shards_find(services, set[k].glob, &reader->found));
+    ends[k] = reader->found.gl_pathc;
+  }
+  reader->shard_count = reader->found.gl_pathc;
+  G2Z_TRY(G2Z_NEW(services, reader->shard_count, &reader->shards));
+
+  /* Their tokens. */
+  loader->data = G2Z__HASH;
+  int k = 0;
+  for (size_t s = 0; s < reader->shard_count; s++) {
+    if (s == ends[k]) set[++k].first = loader->sequences;
+    G2Z_TRY(g2z__loader_add(loader, s, &set[k], &counts));
+  }
+  if (loader->mixed) {
+    for (k = 0; k < loader->sets; k++) {
+      loader->data = g2z__hash(loader->data, &set[k].part, sizeof set[k].part);
+      loader->data = g2z__hash(loader->data, &set[k].sequences, sizeof set[k].sequences);
+    }
+    loader->steps_per_epoch = (INT64_C(1) << 60) / loader->global; /* a mixture has no end */
+  } else if (in_file_order) { /* the last step may have fewer sequences */
+    loader->steps_per_epoch = (loader->sequences + loader->global - 1) / loader->global;
+  } else {
+    loader->steps_per_epoch = loader->sequences / loader->global;
+  }
+  G2Z_TRY(g2z__loader_check(loader, counts));
+
+  /* Room for two steps, and for one sequence with its mask. */
   for (int i = 0; i < 2; i++)
     G2Z_TRY(G2Z_NEW(services, 2 * T * (size_t)loader->rows, &reader->buffer[i]));
   G2Z_TRY(G2Z_NEW(services, T + 1 + T / 16 + 2, &reader->raw));
