@@ -5547,7 +5547,7 @@ static inline G2Z_HOST_DEVICE float g2z__e4m3_scale(float largest) {
   uint32_t bits = g2z__bits_of(largest), exponent = bits >> 23;
   uint32_t scale = 262 - exponent - ((bits & 0x7fffffu) > 0x600000u); /* 448 = 1.75 * 2^8 */
   if (exponent == 255) return NAN;
-  return g2z__from_bits((scale < 253 ? scale : 253) << 23); /* finite for 0, too */
+  return g2z__from_bits(G2Z__MIN(scale, 253) << 23); /* finite for 0, too */
 }
 
 /* Factors of activations and weights before they are rounded to e4m3. Outputs of LayerNorm,
@@ -5566,7 +5566,8 @@ static inline G2Z_HOST_DEVICE float g2z__head_part(int row) {
 /* x rounded to the type, ties to even. TF32 is stored as fp32; tensor cores cut it. */
 G2Z__PRIVATE float g2z__round(g2z_dtype dtype, float x) {
   if (dtype == G2Z_FP16) return g2z__round_fp16(x);
-  return dtype == G2Z_BF16 ? g2z__round_bf16(x) : x;
+  if (dtype == G2Z_BF16) return g2z__round_bf16(x);
+  return x;
 }
 
 /* The value of an FP16 or BF16 number. */
@@ -5578,7 +5579,9 @@ G2Z__PRIVATE float g2z__widen(g2z_dtype dtype, uint16_t half) {
       const float value = (float)rest * 5.9604644775390625e-8f;
       return sign ? -value : value;
     }
-    bits = sign | (rest >= 0x7c00u ? (rest << 13) + 0x70000000u : (rest << 13) + 0x38000000u);
+    /* fp32 has another bias of the exponent. Infinity and NaN have the largest exponent in both. */
+    const uint32_t bias = rest >= 0x7c00u ? 0x70000000u : 0x38000000u;
+    bits = sign | ((rest << 13) + bias);
   }
   return g2z__from_bits(bits);
 }
@@ -5728,12 +5731,16 @@ static inline G2Z_HOST_DEVICE void g2z__decide(g2z_step_state *state, const g2z_
     if (row[G2Z_VERDICT_STOP] > 0) state->stop = 1;
   }
   /* Backward took the mean over all targets; `more` makes it the mean over those that count. */
-  double counted = (double)tokens - masked, more = counted > 0 ? (double)tokens / counted : 0;
+  double counted = (double)tokens - masked, more = 0;
+  state->loss = NAN;
+  if (counted > 0) {
+    more = (double)tokens / counted;
+    state->loss = (float)(loss / counted);
+  }
   float norm = (float)(sqrt(sum) / (double)state->loss_scale * more);
   state->counted = (int64_t)counted;
   state->clamped_inputs = (int64_t)inputs;
   state->clamped_weights = (int64_t)weights;
-  state->loss = counted > 0 ? (float)(loss / counted) : NAN;
   state->grad_norm = norm;
   state->lr = g2z_schedule_lr(config, state->applied);
   state->used_loss_scale = state->loss_scale;
@@ -5743,23 +5750,31 @@ static inline G2Z_HOST_DEVICE void g2z__decide(g2z_step_state *state, const g2z_
   const int sound = state->status == G2Z_OK && state->counted > 0;
   const int finite = norm <= 3.40282347e38f; /* neither infinite nor NaN */
   const int can_shrink = dynamic && state->loss_scale > 1.0f;
-  state->skip = !sound || !finite ? 1 : g2z__decide_spike(state, config) ? 2 : 0;
-  if (state->skip != 1) state->skipped_at_minimum = 0;
-  else if (sound) {
+  state->skip = 0;
+  if (!sound || !finite) state->skip = 1;
+  else if (g2z__decide_spike(state, config)) state->skip = 2;
+  if (state->skip != 1) {
+    state->skipped_at_minimum = 0;
+  } else if (sound) {
     /* As in DeepSpeed, the hysteresis-th overflow halves the scale, and so does each later one
      * until a window of good steps has passed: so a scale that is far too high falls fast. */
     state->good_steps = 0;
-    state->skipped_at_minimum = can_shrink ? 0 : state->skipped_at_minimum + 1;
-    if (can_shrink && state->hysteresis > 1) state->hysteresis--;
-    else if (can_shrink) state->loss_scale = fmaxf(0.5f * state->loss_scale, 1.0f);
+    if (!can_shrink) {
+      state->skipped_at_minimum++;
+    } else {
+      state->skipped_at_minimum = 0;
+      if (state->hysteresis > 1) state->hysteresis--;
+      else state->loss_scale = fmaxf(0.5f * state->loss_scale, 1.0f);
+    }
   }
   if (state->skip) {
     state->skipped++;
     state->grad_multiplier = 0;
   } else {
     /* The same as torch.nn.utils.clip_grad_norm_, with its 1e-6. */
-    float clip = config->clip > 0 ? config->clip / (norm + 1e-6f) : 1.0f;
-    state->grad_multiplier = (clip < 1.0f ? clip : 1.0f) / state->loss_scale * (float)more;
+    float clip = 1.0f;
+    if (config->clip > 0) clip = fminf(config->clip / (norm + 1e-6f), 1.0f);
+    state->grad_multiplier = clip / state->loss_scale * (float)more;
     state->applied++;
     if (state->good_steps < INT32_MAX) state->good_steps++;
     if (dynamic && state->good_steps >= config->loss_scale_window) {
@@ -5772,10 +5787,17 @@ static inline G2Z_HOST_DEVICE void g2z__decide(g2z_step_state *state, const g2z_
   if (report) *report = *state;
 }
 
+/* What an update multiplies a weight by: 1 - lr * weight_decay, or 1. */
+static inline G2Z_HOST_DEVICE float g2z__decay_factor(const g2z_optimizer_config *config,
+                                                      const g2z_step_state *state, int decay) {
+  if (!decay) return 1.0f;
+  return (float)(1.0 - (double)state->lr * config->weight_decay);
+}
+
 /* AdamW's factors of one step, the same for all elements of a range. */
 typedef struct g2z__adamw_factors {
   float gradient;         /* state->grad_multiplier */
-  float decay;            /* 1 - lr * weight_decay, or 1 */
+  float decay;            /* g2z__decay_factor */
   float beta2;
   float new_m, new_v;     /* 1 - beta1, 1 - beta2 */
   float step;             /* lr / (1 - beta1^t) */
@@ -5789,7 +5811,7 @@ g2z__adamw_prepare(const g2z_optimizer_config *config, const g2z_step_state *sta
   double t = (double)state->applied;
   g2z__adamw_factors factors;
   factors.gradient = state->grad_multiplier;
-  factors.decay = decay ? (float)(1.0 - (double)state->lr * config->weight_decay) : 1.0f;
+  factors.decay = g2z__decay_factor(config, state, decay);
   factors.beta2 = config->beta2;
   factors.new_m = (float)(1.0 - (double)config->beta1);
   factors.new_v = (float)(1.0 - (double)config->beta2);
@@ -5834,14 +5856,14 @@ static inline G2Z_HOST_DEVICE float g2z__momentum_element(float beta, float mult
 
 /* Factors of Muon's update, the same for all elements of a range. */
 typedef struct g2z__muon_factors {
-  float decay;            /* 1 - lr * weight_decay, or 1 */
+  float decay;            /* g2z__decay_factor */
   float step;             /* lr * scale */
 } g2z__muon_factors;
 static inline G2Z_HOST_DEVICE g2z__muon_factors
 g2z__muon_prepare(const g2z_optimizer_config *config, const g2z_step_state *state, int decay,
                   float scale) {
   g2z__muon_factors factors;
-  factors.decay = decay ? (float)(1.0 - (double)state->lr * config->weight_decay) : 1.0f;
+  factors.decay = g2z__decay_factor(config, state, decay);
   factors.step = (float)((double)state->lr * scale);
   return factors;
 }
@@ -5866,7 +5888,8 @@ static g2z_status g2z__cuda_open(g2z_device *device); /* sets ops and backend */
 #else
 G2Z__PRIVATE int g2z__cuda_count(void) { return 0; }
 G2Z__PRIVATE g2z_status g2z__cuda_find(g2z_services *services, const char *promise) {
-  return g2z_fail(services, *promise ? G2Z_DEVICE : G2Z_UNSUPPORTED,
+  const g2z_status status = *promise ? G2Z_DEVICE : G2Z_UNSUPPORTED;
+  return g2z_fail(services, status,
                   "this build has no CUDA%s: run make where nvcc and a GPU are found, or make "
                   "ARCH=90a elsewhere, or use --device cpu", promise);
 }
@@ -5890,17 +5913,21 @@ G2Z__PRIVATE g2z_status g2z__cuda_open(g2z_device *device) {
 #endif
 
 G2Z_API int g2z_device_count(g2z_device_kind kind) {
-  return kind == G2Z_DEVICE_CUDA ? g2z__cuda_count() : 1;
+  if (kind == G2Z_DEVICE_CPU) return 1;
+  return g2z__cuda_count();
 }
 
 G2Z_API g2z_status g2z_device_find_gpu(g2z_services *services) {
   static const char *const names[] = {"SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES",
                                       "NVIDIA_VISIBLE_DEVICES"};
-  const char *hidden = getenv(names[1]), *value = NULL;
+  const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+  const int hidden = visible && (!*visible || *visible == '-'); /* the user hides all GPUs */
   char promise[128] = "";
-  for (int i = 0; i < 3 && !*promise && !(hidden && (!*hidden || *hidden == '-')); i++)
-    if ((value = getenv(names[i])) && *value && strcmp(value, "none") && strcmp(value, "void"))
+  for (int i = 0; i < 3 && !hidden && !*promise; i++) {
+    const char *value = getenv(names[i]);
+    if (value && *value && strcmp(value, "none") && strcmp(value, "void"))
       snprintf(promise, sizeof promise, ", though %s=%.60s promises GPUs", names[i], value);
+  }
   return g2z__cuda_find(services, promise);
 }
 
@@ -5923,7 +5950,8 @@ G2Z_API g2z_status g2z_device_create(g2z_services *services, g2z_device_kind kin
   device->tune = G2Z_TUNE_ON;
   device->info.exponentials_per_s = NAN;
   device->info.fp8 = device->info.bf16 = kind == G2Z_DEVICE_CPU;
-  g2z_status status = kind == G2Z_DEVICE_CUDA ? g2z__cuda_open(device) : G2Z_OK;
+  g2z_status status = G2Z_OK;
+  if (kind == G2Z_DEVICE_CUDA) status = g2z__cuda_open(device);
   if (status != G2Z_OK) g2z_release(services, device);
   else *out = device;
   return status;
@@ -6113,7 +6141,11 @@ G2Z__PRIVATE g2z__cpu_product g2z__cpu_product_of(int M, int N, int K, g2z__cpu_
                                                   g2z__cpu_matrix b) {
   g2z__cpu_product product;
   memset(&product, 0, sizeof product);
-  product.M = M, product.N = N, product.K = K, product.a = a, product.b = b;
+  product.M = M;
+  product.N = N;
+  product.K = K;
+  product.a = a;
+  product.b = b;
   product.out_row = N;
   return product;
 }
@@ -6149,7 +6181,7 @@ static inline void g2z__cpu_finish(const g2z__cpu_product *p, float y, int row, 
      * no digits where tanh u is near -1. The bound keeps e finite. */
     float u = y * (y * y * (G2Z__GELU_SCALE * G2Z__GELU_CUBE) + G2Z__GELU_SCALE);
     float du = y * y * (3.0f * G2Z__GELU_SCALE * G2Z__GELU_CUBE) + G2Z__GELU_SCALE;
-    float e = expf(-2.0f * u < 88.0f ? -2.0f * u : 88.0f), gate = 1.0f / (e + 1.0f);
+    float e = expf(G2Z__MIN(-2.0f * u, 88.0f)), gate = 1.0f / (e + 1.0f);
     p->slope[at] = g2z__round(p->dtype, gate + 2.0f * y * du * gate * (e * gate));
     y *= gate;
   }
@@ -6201,13 +6233,19 @@ G2Z__PRIVATE void g2z__cpu_column_sums(g2z_dtype dtype, void *out, g2z_write mod
     int width = G2Z__MIN(G2Z__COLUMNS, C - c); /* threads split channels */
     for (int n = 0; n < N; n++) {
       size_t at = (size_t)n * (size_t)C + (size_t)c;
-      const float *dy = (const float *)y + at, *from = x ? (const float *)x + at : NULL;
+      const float *dy = (const float *)y + at;
+      if (!x) {
+        for (int j = 0; j < width; j++) sums[j] += (double)dy[j];
+        continue;
+      }
+      const float *from = (const float *)x + at;
       for (int j = 0; j < width; j++)
-        sums[j] += (double)(x ? dy[j] * ((from[j] - mean[n]) * rstd[n]) : dy[j]);
+        sums[j] += (double)(dy[j] * ((from[j] - mean[n]) * rstd[n]));
     }
     for (int j = 0; j < width; j++) {
       float *to = (float *)out + c + j;
-      *to = g2z__round(dtype, (float)(mode == G2Z_ACCUMULATE ? (double)*to + sums[j] : sums[j]));
+      if (mode == G2Z_ACCUMULATE) sums[j] += (double)*to;
+      *to = g2z__round(dtype, (float)sums[j]);
     }
   }
 }
@@ -6384,7 +6422,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_layernorm_bwd(g2z_device *device, const g2z_lay
   for (int n = 0; n < N; n++) {
     size_t at = (size_t)n * (size_t)C;
     const float *out = (const float *)op->dy + at, *in = (const float *)op->x + at;
-    float *to = (float *)op->dres + at, *cut = drops ? (float *)op->dropped + at : NULL;
+    float *to = (float *)op->dres + at;
     double sum = 0, product = 0;
     for (int c = 0; c < C; c++) {
       float g = out[c] * scale[c];
@@ -6395,17 +6433,21 @@ G2Z__PRIVATE g2z_status g2z__cpu_layernorm_bwd(g2z_device *device, const g2z_lay
     for (int c = 0; c < C; c++) {
       float xhat = (in[c] - op->mean[n]) * op->rstd[n];
       float dx = op->rstd[n] * (out[c] * scale[c] - average - xhat * slope);
-      to[c] = g2z__round(device->dtype, op->res_mode == G2Z_ACCUMULATE ? to[c] + dx : dx);
+      if (op->res_mode == G2Z_ACCUMULATE) dx += to[c];
+      to[c] = g2z__round(device->dtype, dx);
     }
-    for (int c = 0; c < C && drops; c++)
+    if (!drops) continue;
+    float *cut = (float *)op->dropped + at;
+    for (int c = 0; c < C; c++)
       cut[c] = g2z__round(device->dtype, to[c] * g2z__cpu_row_factor(&op->dropout, n, c, C));
   }
   g2z__cpu_column_sums(device->grad_dtype, op->dw, op->mode, op->dy, op->x, op->mean, op->rstd, N,
                        C);
   g2z__cpu_column_sums(device->grad_dtype, op->db, op->mode, op->dy, NULL, NULL, NULL, N, C);
-  if (op->dbias)
-    g2z__cpu_column_sums(device->grad_dtype, op->dbias, op->mode, drops ? op->dropped : op->dres,
-                         NULL, NULL, NULL, N, C);
+  if (op->dbias) {
+    const void *below = drops ? op->dropped : op->dres;
+    g2z__cpu_column_sums(device->grad_dtype, op->dbias, op->mode, below, NULL, NULL, NULL, N, C);
+  }
   return G2Z_OK;
 }
 
@@ -6443,9 +6485,12 @@ G2Z__PRIVATE g2z_status g2z__cpu_linear_fwd(g2z_device *device, const g2z_linear
     w = rounded + n_x;
   }
   g2z__cpu_product p = g2z__cpu_product_of(N, O, K, g2z__cpu_rows(x, K), g2z__cpu_rows(w, O));
-  p.out = (float *)op->y, p.dtype = device->dtype;
-  p.bias = (const float *)op->bias, p.slope = (float *)op->slope;
-  p.residual = (const float *)op->residual, p.dropout = &op->dropout;
+  p.out = (float *)op->y;
+  p.dtype = device->dtype;
+  p.bias = (const float *)op->bias;
+  p.slope = (float *)op->slope;
+  p.residual = (const float *)op->residual;
+  p.dropout = &op->dropout;
   g2z__cpu_multiply(&p);
   g2z_release(device->services, rounded);
   return G2Z_OK;
@@ -6467,7 +6512,9 @@ G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_data(g2z_device *device,
   }
   g2z__cpu_product p =
       g2z__cpu_product_of(N, K, O, g2z__cpu_rows(dy, O), g2z__cpu_transposed(w, O));
-  p.out = (float *)op->dx, p.dtype = device->dtype, p.times = (const float *)op->slope;
+  p.out = (float *)op->dx;
+  p.dtype = device->dtype;
+  p.times = (const float *)op->slope;
   g2z__cpu_multiply(&p);
   g2z_release(device->services, rounded);
   if (op->slope)
@@ -6491,7 +6538,9 @@ G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_weight(g2z_device *device,
   }
   g2z__cpu_product p =
       g2z__cpu_product_of(K, O, N, g2z__cpu_transposed(x, K), g2z__cpu_rows(dy, O));
-  p.out = (float *)op->dw, p.dtype = device->grad_dtype, p.mode = op->mode;
+  p.out = (float *)op->dw;
+  p.dtype = device->grad_dtype;
+  p.mode = op->mode;
   g2z__cpu_multiply(&p);
   g2z_release(device->services, rounded);
   return G2Z_OK;
@@ -6519,7 +6568,7 @@ G2Z__PRIVATE float g2z__cpu_attend(g2z_dtype dtype, float *to, const float *firs
   double total = 0;
   for (ptrdiff_t key = 0; key <= query; key++) {
     float s = g2z__cpu_score(scale, q, k + key * row, HS);
-    max = s > max ? s : max;
+    max = G2Z__MAX(s, max);
   }
   for (ptrdiff_t key = 0; key <= query; key++) {
     float p = expf(g2z__cpu_score(scale, q, k + key * row, HS) - max);
@@ -6607,13 +6656,14 @@ G2Z__PRIVATE g2z_status g2z__cpu_attention_bwd(g2z_device *device, const g2z_att
  * rounded gradient: `gradient` * (softmax - 1 at the target, softmax elsewhere). */
 G2Z__PRIVATE float g2z__cpu_classify(g2z_dtype dtype, float *logits, int V, int32_t target,
                                      float gradient) {
-  float max = -INFINITY, at_target = target < 0 ? 0 : logits[target];
-  double sum = 0;
   if (target < 0) {
     memset(logits, 0, (size_t)V * sizeof *logits);
     return 0;
   }
-  for (int i = 0; i < V; i++) max = logits[i] > max ? logits[i] : max;
+  const float at_target = logits[target];
+  float max = -INFINITY;
+  double sum = 0;
+  for (int i = 0; i < V; i++) max = G2Z__MAX(logits[i], max);
   for (int i = 0; i < V; i++) {
     logits[i] = expf(logits[i] - max);
     sum += (double)logits[i];
@@ -6625,85 +6675,129 @@ G2Z__PRIVATE float g2z__cpu_classify(g2z_dtype dtype, float *logits, int V, int3
   return (float)(log(sum) + ((double)max - (double)at_target));
 }
 
-/* Per chunk: logits = h wte^T; loss, dlogits; dwte = (or +=) dlogits^T h; dh = dlogits wte. */
+/* logits[n,row] = h[n,C] wte[V,C]^T; the last row - V columns stay as they are. */
+G2Z__PRIVATE void g2z__cpu_head_multiply(g2z_dtype dtype, float *logits, int row, const float *h,
+                                         const float *wte, int n, int C, int V) {
+  g2z__cpu_product p =
+      g2z__cpu_product_of(n, V, C, g2z__cpu_rows(h, C), g2z__cpu_transposed(wte, C));
+  p.out = logits;
+  p.out_row = row;
+  p.dtype = dtype;
+  g2z__cpu_multiply(&p);
+}
+
+/* dwte = (or +=) dlogits^T h[n,C] for a chunk, whose first row is `first`. */
+G2Z__PRIVATE void g2z__cpu_head_dwte(const g2z_head_loss *op, int first, int n, const float *h) {
+  g2z__cpu_product p = g2z__cpu_product_of(
+      op->V, op->C, n, g2z__cpu_transposed(op->logits, op->Vp), g2z__cpu_rows(h, op->C));
+  p.out = (float *)op->dwte;
+  p.dtype = op->dwte_dtype;
+  p.mode = op->mode;
+  if (first > 0) p.mode = G2Z_ACCUMULATE;
+  g2z__cpu_multiply(&p);
+}
+
+/* dh[n,C] = dlogits wte for a chunk. */
+G2Z__PRIVATE void g2z__cpu_head_dh(const g2z_head_loss *op, g2z_dtype dtype, float *dh, int n,
+                                   const float *wte) {
+  g2z__cpu_product p = g2z__cpu_product_of(n, op->C, op->V, g2z__cpu_rows(op->logits, op->Vp),
+                                           g2z__cpu_rows(wte, op->C));
+  p.out = dh;
+  p.dtype = dtype;
+  g2z__cpu_multiply(&p);
+}
+
+/* From the logits of rows first to first + n - 1: their losses and, if op->dh, their gradients. */
+G2Z__PRIVATE void g2z__cpu_head_plain(const g2z_device *device, const g2z_head_loss *op, int first,
+                                      int n, float gradient) {
+  const size_t at = (size_t)first * (size_t)op->C;
+  G2Z__PARALLEL(30.0 * n * op->V)
+  for (int i = 0; i < n; i++) {
+    float *row = (float *)op->logits + (size_t)i * (size_t)op->Vp;
+    op->losses[first + i] =
+        g2z__cpu_classify(device->dtype, row, op->V, op->targets[first + i], gradient);
+  }
+  if (!op->dh) return;
+  g2z__cpu_head_dwte(op, first, n, (const float *)op->h + at);
+  g2z__cpu_head_dh(op, device->dtype, (float *)op->dh + at, n, (const float *)op->wte);
+}
+
+/* The same with products of 8 bits for dwte and dh. dlogits are e5m2. A row's gradient is computed
+ * as z * (softmax - 1 at the target), where z is different in each row. dwte takes the factor
+ * gradient / z from its right operand, e4m3, which is stored in dh until dh is computed; dh is
+ * multiplied by it. lost[n]: what rounding takes from a target's term in dh. */
+G2Z__PRIVATE void g2z__cpu_head_eight(const g2z_device *device, const g2z_head_loss *op, int first,
+                                      int n, float gradient, const float *wte, float *lost) {
+  const int C = op->C, V = op->V;
+  const size_t at = (size_t)first * (size_t)C;
+  G2Z__PARALLEL(30.0 * n * V)
+  for (int i = 0; i < n; i++) {
+    const int target = op->targets[first + i];
+    const float z = exp2f(8 + g2z__head_part(i)); /* the sum of a row's exponentials in e5m2 */
+    float *row = (float *)op->logits + (size_t)i * (size_t)op->Vp;
+    op->losses[first + i] = g2z__cpu_classify(G2Z_FP32, row, V, target, z);
+    lost[i] = 0;
+    if (target >= 0) lost[i] = row[target] * G2Z__E5M2_SHRINKS - g2z__round_e5m2(row[target]);
+    for (int v = 0; v < V; v++) row[v] = g2z__round_e5m2(row[v]);
+    const float *h = (const float *)op->h + at + (size_t)i * (size_t)C;
+    float *right = (float *)op->dh + at + (size_t)i * (size_t)C;
+    for (int c = 0; c < C; c++)
+      right[c] = g2z__round_e4m3(h[c] * (0x1p9f / z)) * (gradient * 0x1p-9f);
+  }
+  g2z__cpu_head_dwte(op, first, n, (const float *)op->dh + at);
+  g2z__cpu_head_dh(op, G2Z_FP32, (float *)op->dh + at, n, wte);
+  for (int i = 0; i < n; i++) {
+    const float z = exp2f(8 + g2z__head_part(i));
+    const int target = G2Z__MAX(op->targets[first + i], 0); /* without a target lost[i] is 0 */
+    const float *w = wte + (size_t)target * (size_t)C;
+    float *to = (float *)op->dh + at + (size_t)i * (size_t)C;
+    for (int c = 0; c < C; c++)
+      to[c] = g2z__round(device->dtype, (to[c] + lost[i] * w[c]) * (gradient / z));
+  }
+}
+
+/* Per chunk: logits = h wte^T; loss, dlogits; dwte = (or +=) dlogits^T h; dh = dlogits wte. With
+ * fp8, a pass with gradients computes the logits from e4m3. With G2Z_FP8_ALL it also computes dwte
+ * and dh from 8 bits. */
 G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, const g2z_head_loss *op) {
   const int N = op->N, C = op->C, V = op->V, Vp = op->Vp, chunk = op->chunk;
   G2Z_ASSERT(g2z__head_loss_whole(op));
   G2Z_ASSERT(op->dwte_dtype == G2Z_FP32 || (N <= chunk && op->mode == G2Z_OVERWRITE));
-  const int eight = op->dh && device->fp8 == G2Z_FP8_ALL; /* dh, dwte from 8 bits */
-  const float gradient = op->dh ? op->dloss * op->state->loss_scale : 0.0f;
-  float *narrow = NULL, *narrow_wte = NULL;
-  float *lost = NULL; /* [N] what rounding takes from a target's term in dh */
-  /* The operands of the logits in e4m3: each row of h has its own scale. */
+  const float *h = (const float *)op->h, *wte = (const float *)op->wte;
+  const size_t row = (size_t)C, hs = (size_t)N * row, words = (size_t)V * row;
+  float gradient = 0, *narrow = NULL;
+  if (op->dh) gradient = op->dloss * op->state->loss_scale;
   if (op->dh && device->fp8) {
-    const size_t row = (size_t)C, words = (size_t)V * row;
-    G2Z_TRY(G2Z_NEW(device->services, (size_t)N * (row + 1) + words, &narrow));
-    narrow_wte = narrow + (size_t)N * row;
-    lost = narrow_wte + words;
-    for (size_t at = 0; at < (size_t)N * row; at += row) {
-      const float *from = (const float *)op->h + at;
+    G2Z_TRY(G2Z_NEW(device->services, hs + words + (size_t)N, &narrow));
+    for (size_t at = 0; at < hs; at += row) { /* each row of h has its own scale */
       float most = 0;
-      for (size_t c = 0; c < row; c++) most = fabsf(from[c]) > most ? fabsf(from[c]) : most;
-      g2z__cpu_e4m3(narrow + at, from, row, g2z__e4m3_scale(most), NULL);
+      for (size_t c = 0; c < row; c++) most = G2Z__MAX(fabsf(h[at + c]), most);
+      g2z__cpu_e4m3(narrow + at, h + at, row, g2z__e4m3_scale(most), NULL);
     }
-    g2z__cpu_e4m3(narrow_wte, (const float *)op->wte, words, G2Z__E4M3_W, device->clamped_weights);
+    g2z__cpu_e4m3(narrow + hs, wte, words, G2Z__E4M3_W, device->clamped_weights);
+    h = narrow;
+    wte = narrow + hs;
   }
   for (int first = 0; first < N; first += chunk) {
-    int n = G2Z__MIN(chunk, N - first);
-    size_t at = (size_t)first * (size_t)C;
-    const float *in = (const float *)op->h + at;
-    g2z__cpu_product p =
-        g2z__cpu_product_of(n, V, C, g2z__cpu_rows(narrow ? narrow + at : in, C),
-                            g2z__cpu_transposed(narrow ? narrow_wte : op->wte, C));
-    p.out = (float *)op->logits, p.out_row = Vp, p.dtype = device->dtype;
-    g2z__cpu_multiply(&p);
-    G2Z__PARALLEL(30.0 * n * V)
-    for (int i = 0; i < n; i++) {
-      float *row = (float *)op->logits + (size_t)i * (size_t)Vp;
-      const int target = op->targets[first + i];
-      const float z = exp2f(8 + g2z__head_part(i)); /* the sum of a row's exponentials in e5m2 */
-      op->losses[first + i] = g2z__cpu_classify(eight ? G2Z_FP32 : device->dtype, row, V, target,
-                                            eight ? z : gradient);
-      if (!eight) continue;
-      const size_t own = (size_t)i * (size_t)C;
-      lost[i] = target < 0 ? 0 : row[target] * G2Z__E5M2_SHRINKS - g2z__round_e5m2(row[target]);
-      for (int v = 0; v < V; v++) row[v] = g2z__round_e5m2(row[v]);
-      for (int c = 0; c < C; c++) /* dh first holds dwte's right operand */
-        ((float *)op->dh + at + own)[c] =
-            g2z__round_e4m3((in + own)[c] * (0x1p9f / z)) * (gradient * 0x1p-9f);
-    }
-    if (!op->dh) continue;
-    p = g2z__cpu_product_of(V, C, n, g2z__cpu_transposed(op->logits, Vp),
-                            g2z__cpu_rows(eight ? (const float *)op->dh + at : in, C));
-    p.out = (float *)op->dwte, p.dtype = op->dwte_dtype, p.mode = first ? G2Z_ACCUMULATE : op->mode;
-    g2z__cpu_multiply(&p);
-    p = g2z__cpu_product_of(n, C, V, g2z__cpu_rows(op->logits, Vp),
-                            g2z__cpu_rows(eight ? narrow_wte : op->wte, C));
-    p.out = (float *)op->dh + at, p.dtype = eight ? G2Z_FP32 : device->dtype;
-    g2z__cpu_multiply(&p);
-    for (int i = 0; eight && i < n; i++) {
-      float *to = (float *)op->dh + at + (size_t)i * (size_t)C, z = exp2f(8 + g2z__head_part(i));
-      const int target = op->targets[first + i] < 0 ? 0 : op->targets[first + i];
-      const float *w = narrow_wte + (size_t)target * (size_t)C;
-      for (int c = 0; c < C; c++)
-        to[c] = g2z__round(device->dtype, (to[c] + lost[i] * w[c]) * (gradient / z));
-    }
+    const int n = G2Z__MIN(chunk, N - first);
+    g2z__cpu_head_multiply(device->dtype, (float *)op->logits, Vp, h + (size_t)first * row, wte, n,
+                           C, V);
+    if (op->dh && device->fp8 == G2Z_FP8_ALL)
+      g2z__cpu_head_eight(device, op, first, n, gradient, wte, narrow + hs + words);
+    else
+      g2z__cpu_head_plain(device, op, first, n, gradient);
   }
   g2z_release(device->services, narrow);
   for (int i = 0; i < N; i++) *op->loss_sum += (double)op->losses[i];
   if (op->dh && op->mode == G2Z_OVERWRITE)
-    memset((float *)op->dwte + (size_t)V * (size_t)C, 0,
-           (size_t)(Vp - V) * (size_t)C * sizeof(float));
+    memset((float *)op->dwte + words, 0, (size_t)(Vp - V) * row * sizeof(float));
   return G2Z_OK;
 }
 
 G2Z__PRIVATE g2z_status g2z__cpu_head_logits(g2z_device *device, float *logits, const void *h,
                                              const void *wte, int n, int C, int V) {
   (void)device;
-  g2z__cpu_product p =
-      g2z__cpu_product_of(n, V, C, g2z__cpu_rows(h, C), g2z__cpu_transposed(wte, C));
-  p.out = logits, p.dtype = G2Z_FP32;
-  g2z__cpu_multiply(&p);
+  g2z__cpu_head_multiply(G2Z_FP32, logits, V, (const float *)h, (const float *)wte, n, C, V);
   return G2Z_OK;
 }
 
@@ -6713,8 +6807,11 @@ G2Z__PRIVATE g2z_status g2z__cpu_grad_add(g2z_device *device, void *to, const vo
                                           g2z_write mode, size_t n) {
   float *out = (float *)to;
   const float *in = (const float *)from;
-  for (size_t i = 0; i < n; i++)
-    out[i] = mode == G2Z_ACCUMULATE ? g2z__round(device->grad_dtype, out[i] + in[i]) : in[i];
+  if (mode == G2Z_OVERWRITE) {
+    for (size_t i = 0; i < n; i++) out[i] = in[i];
+    return G2Z_OK;
+  }
+  for (size_t i = 0; i < n; i++) out[i] = g2z__round(device->grad_dtype, out[i] + in[i]);
   return G2Z_OK;
 }
 
@@ -6794,7 +6891,12 @@ G2Z__PRIVATE g2z_status g2z__cpu_orthogonalize(g2z_device *device, void *area,
   for (const g2z_matrices *shape = shapes; shape < shapes + count; shape++) {
     const int rows = shape->rows, columns = shape->columns / shape->matrices;
     const int m = G2Z__MIN(rows, columns), n = rows + columns - m;
-    const ptrdiff_t row = shape->columns, down = rows == m ? row : 1, right = rows == m ? 1 : row;
+    const ptrdiff_t row = shape->columns;
+    ptrdiff_t down = row, right = 1; /* distances of X's rows and columns in the matrix */
+    if (rows != m) {
+      down = 1;
+      right = row;
+    }
     const size_t elements = (size_t)m * (size_t)n, square = (size_t)m * (size_t)m;
     float *now = (float *)work, *next = now + elements, *a = next + elements;
     float *polynomial = a + square;
