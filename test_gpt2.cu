@@ -16,6 +16,21 @@
 
 #ifndef G2Z_FUZZ
 
+/* Tests name the operands of ops, as the library does with G2Z__RUN. */
+#if defined(__clang__)
+#pragma clang diagnostic ignored "-Wmissing-field-initializers"
+#if defined(__cplusplus)
+#pragma clang diagnostic ignored "-Wc++20-designator"
+#endif
+#elif defined(__GNUC__)
+#pragma GCC diagnostic ignored "-Wmissing-field-initializers"
+#if defined(__cplusplus) && __GNUC__ < 12
+#pragma GCC diagnostic ignored "-Wpedantic"
+#elif defined(__cplusplus)
+#pragma GCC diagnostic ignored "-Wc++20-extensions"
+#endif
+#endif
+
 #include "tests/mutants.h"
 #include "tests/harness.h"
 #include "tests/base.h"
