@@ -2226,9 +2226,11 @@ G2Z__PRIVATE g2z_status g2z__zero_step(g2z_trainer *t, const g2z_plan *plan) {
   const int wte = plan->wte;
   G2Z_TRY(g2z__begin_step(t));
   for (int m = 0; m < plan->accum; m++) {
-    int last = m == plan->accum - 1, sends = plan->by_unit || last, b = 0;
-    int rows = last && plan->wte_rows;                   /* wte's gradient goes in two parts */
-    int buckets = rows ? plan->unit[wte].bucket : plan->buckets; /* those that backward completes */
+    const int last = m == plan->accum - 1;
+    const int sends = plan->by_unit || last;             /* gradients leave for their owners */
+    const int rows = last && plan->wte_rows;             /* wte's gradient leaves in two parts */
+    int b = 0, buckets = plan->buckets;                  /* that backward completes */
+    if (rows) buckets = plan->unit[wte].bucket;          /* all except wte's */
     G2Z_TRY(g2z__begin_micro_step(t, m));
     for (int u = wte; u >= 0; u--) {
       G2Z_TRY(g2z__wait_parameters(t, u, u - 1));        /* [A], and prefetch the next unit */
@@ -2358,9 +2360,9 @@ G2Z__PRIVATE g2z_status g2z__begin_micro_step(g2z_trainer *t, int m) {
 
 /* Weights change only between steps, so micro-step 0 makes the 8-bit copies for the whole step. */
 G2Z__PRIVATE g2z_status g2z__forward(g2z_trainer *t, int unit) {
-  const int block = t->plan->unit[unit].kind == G2Z_UNIT_BLOCK, L = t->plan->model.layers;
+  const int block = t->plan->unit[unit].kind == G2Z_UNIT_BLOCK;
   if (block && t->micro_step == 0 && t->device->narrow_count)
-    G2Z_TRY(t->device->ops->narrow_weights(t->device, 4 * (L - unit)));
+    G2Z_TRY(t->device->ops->narrow_weights(t->device, 4 * (t->plan->model.layers - unit)));
   return g2z__unit_forward(&t->model, &t->pass, unit);
 }
 
@@ -2394,13 +2396,15 @@ G2Z__PRIVATE g2z_status g2z__end_micro_step(g2z_trainer *t, int reduced) {
 G2Z__PRIVATE g2z_status g2z__wait_gradients(g2z_trainer *t, int unit) {
   const g2z_plan *plan = t->plan;
   const g2z_unit *u = &plan->unit[unit];
-  int earlier = unit == plan->wte ? unit : unit - 2; /* the unit that used this buffer before */
-  int first = unit == plan->wte ? t->micro_step == 0 : unit < 2; /* nothing to wait for */
   if (!plan->by_unit) return G2Z_OK;
-  if (!first)
-    G2Z_TRY(g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_REDUCED, plan->unit[earlier + 1].bucket - 1));
+  if (unit == plan->wte) { /* backward writes all of it: no element is left to zero */
+    if (t->micro_step == 0) return G2Z_OK;
+    return g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_REDUCED, plan->buckets - 1);
+  }
+  if (unit >= 2) /* wait for the last bucket of unit - 2 */
+    G2Z_TRY(g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_REDUCED, plan->unit[unit - 1].bucket - 1));
   const size_t written = unit == plan->wpe ? 0 : u->elements;
-  if (unit == plan->wte || written == u->padded) return G2Z_OK; /* backward writes all of wte */
+  if (written == u->padded) return G2Z_OK;
   return t->device->ops->zero(t->device, g2z__grads_at(&t->model, u->grad_at + written),
                               (u->padded - written) * plan->grad_bytes);
 }
@@ -2416,12 +2420,11 @@ G2Z__PRIVATE g2z_status g2z__reduce_bucket(g2z_trainer *t, int bucket) {
    * the last buckets. It runs during backward if wte's gradient is reduced in two parts. */
   if (plan->dwte_dtype != plan->grad_dtype && b->begin >= wte->begin &&
       b->begin < wte->begin + wte->elements) {
-    size_t first = b->begin - wte->begin, n = b->elements;
-    if (n > wte->elements - first) n = wte->elements - first;
+    const size_t first = b->begin - wte->begin, n = G2Z__MIN(b->elements, wte->elements - first);
     const float *from = (const float *)t->model.dwte + first;
-    const g2z_call cast = g2z_call_of(G2Z_CALL_CAST, grads, from, n);
-    G2Z_TRY(t->pass.keep_rows ? g2z_comm_submit(t->comm, &cast)
-                         : t->device->ops->cast_grad(t->device, grads, from, n));
+    const g2z_call cast = g2z_call_of(G2Z_CALL_CAST, grads, from, n); /* on the queue */
+    if (t->pass.keep_rows) G2Z_TRY(g2z_comm_submit(t->comm, &cast));
+    else G2Z_TRY(t->device->ops->cast_grad(t->device, grads, from, n));
   }
   g2z_call call = g2z_call_of(G2Z_CALL_REDUCE, g2z__sums_at(t, b->sum_at), grads, b->elements);
   call.owner = plan->owner;
@@ -2467,13 +2470,17 @@ G2Z__PRIVATE g2z_status g2z__gather_rows(g2z_trainer *t) {
 /* Sums the squares of this rank's gradients in buckets [from, to). */
 G2Z__PRIVATE g2z_status g2z__square(g2z_trainer *t, int from, int to) {
   int count = 0;
+  g2z_range *last = NULL;
   for (int bucket = from; bucket < to; bucket++) {
     const g2z_bucket *b = &t->plan->bucket[bucket];
-    g2z_range slice = {b->sum_at, b->own_elements};
-    g2z_range *last = count > 0 ? &t->pieces[count - 1] : NULL;
-    if (slice.elements == 0) continue;
-    if (last && last->begin + last->elements == slice.begin) last->elements += slice.elements;
-    else t->pieces[count++] = slice;
+    if (b->own_elements == 0) continue;
+    if (last && last->begin + last->elements == b->sum_at) {
+      last->elements += b->own_elements;
+      continue;
+    }
+    last = &t->pieces[count++];
+    last->begin = b->sum_at;
+    last->elements = b->own_elements;
   }
   double *squares = g2z__my_verdict(t) + G2Z_VERDICT_SQUARES;
   G2Z__SPAN(t->device, NORM, grad_sumsq, squares, t->sums, t->pieces, count);
@@ -2484,12 +2491,14 @@ G2Z__PRIVATE g2z_status g2z__square(g2z_trainer *t, int from, int to) {
  * squared while `last`, which backward completed last, is still being reduced. */
 G2Z__PRIVATE g2z_status g2z__collect(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
-  int completed = plan->wte_rows ? plan->unit[plan->wte].bucket : plan->buckets;
-  int last = plan->world == 1 ? 0 : completed - 1;
   const g2z_ops *ops = t->device->ops;
-  int32_t *order = (int32_t *)(t->model.logits + (plan->wte_rows ? plan->row_order_at : 0));
+  int32_t *order = NULL;
+  int last = plan->buckets - 1;
+  if (plan->wte_rows) last = plan->unit[plan->wte].bucket - 1;
+  if (plan->world == 1) last = 0; /* a single rank sends nothing: it squares all at once */
   ops->span_begin(t->device, G2Z_SPAN_OPTIMIZER_STEP);
   if (plan->wte_rows) { /* sort the tokens while their rows are being gathered */
+    order = (int32_t *)(t->model.logits + plan->row_order_at);
     G2Z_TRY(g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_REDUCED, plan->unit[plan->wte].bucket));
     G2Z_TRY(ops->embed_order(t->device, order, t->row_tokens, (int)plan->row_count));
   }
@@ -2536,8 +2545,8 @@ G2Z__PRIVATE g2z_status g2z__exchange(g2z_trainer *t, g2z__direction direction) 
   char *home = t->model.logits, *own = home + plan->u_begin;
   const int back = direction == G2Z__TO_OWNERS;
   if (!plan->routes) return G2Z_OK;
-  g2z_call call =
-      g2z_call_of(G2Z_CALL_EXCHANGE, back ? own : home, back ? home : own, plan->u_bytes);
+  g2z_call call = g2z_call_of(G2Z_CALL_EXCHANGE, home, own, plan->u_bytes);
+  if (back) call = g2z_call_of(G2Z_CALL_EXCHANGE, own, home, plan->u_bytes);
   call.routes = plan->route;
   call.count = plan->routes;
   call.back = back;
@@ -2569,7 +2578,8 @@ G2Z__PRIVATE g2z_status g2z__muon_at_homes(g2z_trainer *t) {
   G2Z__SPAN(t->device, ORTHOGONALIZE, orthogonalize, area, plan->shape, plan->shapes,
             area + plan->work_begin, plan->logits_bytes - plan->work_begin);
   G2Z_TRY(g2z__exchange(t, G2Z__TO_OWNERS));
-  return plan->routes ? g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_EXCHANGED, 0) : G2Z_OK;
+  if (!plan->routes) return G2Z_OK;
+  return g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_EXCHANGED, 0);
 }
 
 /* Runs AdamW, then Muon, on this rank's parameters in buckets [from, to). */
@@ -2610,12 +2620,16 @@ G2Z__PRIVATE g2z_status g2z__gather_unit(g2z_trainer *t, int unit) {
 
 /* Makes the device wait for a unit's parameters: for its first bucket, which is gathered last. */
 G2Z__PRIVATE g2z_status g2z__arrive(g2z_trainer *t, int unit) {
-  int bucket = t->plan->unit[unit].bucket, gathered = t->plan->unit[unit].gathered;
-  int number = t->plan->buckets - 1 - bucket; /* the last bucket is gathered first */
-  if (gathered ? t->buffered_joined[unit % 2] : t->joined > number) return G2Z_OK;
-  if (gathered) t->buffered_joined[unit % 2] = 1;
-  else t->joined = number + 1;
-  return g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_GATHERED, bucket);
+  const g2z_unit *u = &t->plan->unit[unit];
+  if (u->gathered) {
+    if (t->buffered_joined[unit % 2]) return G2Z_OK;
+    t->buffered_joined[unit % 2] = 1;
+  } else {
+    const int gathers = t->plan->buckets - u->bucket; /* the last bucket is gathered first */
+    if (t->joined >= gathers) return G2Z_OK;
+    t->joined = gathers;
+  }
+  return g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_GATHERED, u->bucket);
 }
 
 /* [A] Waits for a unit's parameters, and prefetches the next unit of the pass while this one
@@ -2631,7 +2645,7 @@ G2Z__PRIVATE g2z_status g2z__wait_parameters(g2z_trainer *t, int unit, int next)
 
 /* The unit of forward's second block, or of the only block. The first two have one buffer each. */
 G2Z__PRIVATE int g2z__trainer_second(const g2z_trainer *t) {
-  return t->plan->model.layers > 1 ? t->plan->model.layers - 1 : 1;
+  return G2Z__MAX(t->plan->model.layers - 1, 1);
 }
 
 /* [D] Gathers the new parameters of buckets [from, to) while the device continues. Of the blocks,
@@ -2639,12 +2653,13 @@ G2Z__PRIVATE int g2z__trainer_second(const g2z_trainer *t) {
 G2Z__PRIVATE g2z_status g2z__share(g2z_trainer *t, int from, int to) {
   const g2z_plan *plan = t->plan;
   if (to == plan->early) t->device->ops->span_end(t->device, G2Z_SPAN_OPTIMIZER_STEP);
-  if (!t->plan->gathers) return G2Z_OK;
+  if (!plan->gathers) return G2Z_OK;
   G2Z_TRY(g2z__queue_after(t, 0));
   for (int bucket = to - 1; bucket >= from; bucket--) {
-    int unit = plan->bucket[bucket].unit, gathered = plan->unit[unit].gathered;
-    if (!gathered) G2Z_TRY(g2z__gather_bucket(t, bucket));
-    else if (unit >= g2z__trainer_second(t) && bucket == plan->unit[unit].bucket)
+    const int unit = plan->bucket[bucket].unit;
+    const g2z_unit *u = &plan->unit[unit];
+    if (!u->gathered) G2Z_TRY(g2z__gather_bucket(t, bucket));
+    else if (unit >= g2z__trainer_second(t) && bucket == u->bucket) /* once per block */
       G2Z_TRY(g2z__gather_unit(t, unit));
   }
   return G2Z_OK;
@@ -2653,7 +2668,7 @@ G2Z__PRIVATE g2z_status g2z__share(g2z_trainer *t, int from, int to) {
 /* Gathers stale parameters, except stage 3's blocks, when no rank reads the old ones any more. */
 G2Z__PRIVATE g2z_status g2z__refresh(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
-  if (!t->stale || !t->plan->gathers) return G2Z_OK;
+  if (!t->stale || !plan->gathers) return G2Z_OK;
   G2Z_TRY(g2z__queue_after(t, 1));
   for (int bucket = plan->buckets - 1; bucket >= 0; bucket--)
     if (!plan->unit[plan->bucket[bucket].unit].gathered)
