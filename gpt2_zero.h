@@ -2739,12 +2739,13 @@ G2Z_API g2z_status g2z_allocate(g2z_services *services, size_t count, size_t siz
                     count, size);
   size_t bytes = count * size;
   if (bytes == 0) bytes = 1;
-  /* calloc does not touch large blocks: the system hands out zeroed pages. */
-  memory = services->allocate ? services->allocate(services->user, bytes) : calloc(1, bytes);
+  if (services->allocate) {
+    memory = services->allocate(services->user, bytes);
+    if (memory) memset(memory, 0, bytes);
+  } else memory = calloc(1, bytes); /* large blocks are zeroed pages of the system, not touched */
   if (!memory)
     return g2z_fail(services, G2Z_NO_MEMORY, "no memory for %zu bytes (%.1f MiB)", bytes,
                     (double)bytes / 1048576.0);
-  if (services->allocate) memset(memory, 0, bytes);
   memcpy(out, &memory, sizeof memory);
   return G2Z_OK;
 }
@@ -2752,9 +2753,8 @@ G2Z_API g2z_status g2z_allocate(g2z_services *services, size_t count, size_t siz
 G2Z_API g2z_status g2z_grow(g2z_services *services, void *list, size_t *capacity, size_t used,
                             size_t need, size_t size) {
   if (need <= *capacity) return G2Z_OK;
-  size_t larger = *capacity + *capacity / 2;
-  if (larger < need) larger = need;
-  if (larger < 64) larger = 64;
+  const size_t half_more = *capacity + *capacity / 2;
+  const size_t larger = G2Z__MAX(G2Z__MAX(half_more, need), 64);
   void *old, *moved;
   memcpy(&old, list, sizeof old);
   G2Z_TRY(g2z_allocate(services, larger, size, &moved));
@@ -2796,30 +2796,34 @@ static_assert(sizeof(off_t) == 8, "compile with -D_FILE_OFFSET_BITS=64: shards e
 #error "gpt2_zero.h: its file formats are little-endian and are read in place; so must the host be"
 #endif
 
-G2Z_API g2z_status g2z_fail_file(g2z_services *services, int error, const char *action,
-                                 const char *path) {
-  const char *remedy = "check the path and the device";
+/* What a user can do about an errno. */
+G2Z__PRIVATE const char *g2z__file_remedy(int error) {
   switch (error) {
     case ENOSPC:
-    case EDQUOT: remedy = "free some space or choose another directory"; break;
-    case EFBIG: remedy = "raise the limit of file sizes (ulimit -f) or write less"; break;
+    case EDQUOT: return "free some space or choose another directory";
+    case EFBIG: return "raise the limit of file sizes (ulimit -f) or write less";
     case EACCES:
-    case EPERM: remedy = "change its permissions or choose another directory"; break;
-    case EROFS: remedy = "choose a directory on a writable file system"; break;
-    case ENOENT: remedy = "check the name and the directory"; break;
+    case EPERM: return "change its permissions or choose another directory";
+    case EROFS: return "choose a directory on a writable file system";
+    case ENOENT: return "check the name and the directory";
     case ENOTDIR:
-    case EEXIST: remedy = "a file stands where a directory is needed: choose another path"; break;
-    case EISDIR: remedy = "name a file"; break;
-    case ELOOP: remedy = "it is a symbolic link: remove it, or name what it leads to"; break;
-    case ENAMETOOLONG: remedy = "choose a shorter path"; break;
-    case ENXIO: remedy = "it is a FIFO: remove it, or choose another path"; break;
+    case EEXIST: return "a file stands where a directory is needed: choose another path";
+    case EISDIR: return "name a file";
+    case ELOOP: return "it is a symbolic link: remove it, or name what it leads to";
+    case ENAMETOOLONG: return "choose a shorter path";
+    case ENXIO: return "it is a FIFO: remove it, or choose another path";
     case EMFILE:
-    case ENFILE: remedy = "raise the limit of open files (ulimit -n)"; break;
-    default: break;
+    case ENFILE: return "raise the limit of open files (ulimit -n)";
+    default: return "check the path and the device";
   }
+}
+
+G2Z_API g2z_status g2z_fail_file(g2z_services *services, int error, const char *action,
+                                 const char *path) {
+  if (!*path) path = "\"\"";
   /* glibc's strerror is thread-safe for every errno that exists; strerror_r has two signatures. */
-  return g2z_fail(services, G2Z_IO, "cannot %s %s: %s; %s", action, path[0] ? path : "\"\"",
-                  strerror(error), remedy);
+  return g2z_fail(services, G2Z_IO, "cannot %s %s: %s; %s", action, path, strerror(error),
+                  g2z__file_remedy(error));
 }
 
 G2Z_API g2z_path g2z_path_in(const char *directory, const char *format, ...) {
@@ -2877,8 +2881,8 @@ G2Z__PRIVATE int g2z__pwrite(int file, const void *bytes, size_t count, int64_t 
   for (size_t done = 0; done < count;) {
     const char *from = (const char *)bytes + done;
     ssize_t put;
-    G2Z_RETRY(put, offset < 0 ? write(file, from, count - done)
-                              : pwrite(file, from, count - done, (off_t)offset + (off_t)done));
+    if (offset < 0) G2Z_RETRY(put, write(file, from, count - done));
+    else G2Z_RETRY(put, pwrite(file, from, count - done, (off_t)offset + (off_t)done));
     if (put < 0) return 0;
     done += (size_t)put;
   }
@@ -2905,17 +2909,20 @@ G2Z__PRIVATE int g2z__resize(int file, uint64_t bytes) {
  * could not be opened. Returns an errno. A directory that cannot be synced (on some network and
  * FUSE file systems) is no error: the file itself is complete. */
 G2Z__PRIVATE int g2z__sync_directory(int directory) {
-  int error = directory < 0 || g2z__sync(directory) == 0 ? 0 : errno;
-  if (directory >= 0) close(directory);
-  return error == EIO || error == ENOSPC || error == EDQUOT ? error : 0;
+  int error = 0;
+  if (directory < 0) return 0;
+  if (g2z__sync(directory) != 0) error = errno;
+  close(directory);
+  if (error == EIO || error == ENOSPC || error == EDQUOT) return error;
+  return 0;
 }
 
 /* The kind of a file, in words for a sentence. */
 G2Z__PRIVATE const char *g2z__kind_of_file(const struct stat *info) {
-  return S_ISDIR(info->st_mode) ? "a directory"
-         : S_ISLNK(info->st_mode) ? "a symbolic link"
-         : S_ISFIFO(info->st_mode) ? "a FIFO"
-                                   : "not a regular file";
+  if (S_ISDIR(info->st_mode)) return "a directory";
+  if (S_ISLNK(info->st_mode)) return "a symbolic link";
+  if (S_ISFIFO(info->st_mode)) return "a FIFO";
+  return "not a regular file";
 }
 
 struct g2z_writer {
@@ -2940,10 +2947,35 @@ G2Z__PRIVATE g2z_status g2z__writer_check(g2z_writer *writer, int good, const ch
   return g2z_fail_file(writer->services, writer->error, writer->action, writer->path);
 }
 
+/* Opens PATH.partial, locks it and empties it. The lock keeps other writers away until the file is
+ * closed; the file of a killed program has no lock. */
+G2Z__PRIVATE g2z_status g2z__writer_open(g2z_writer *writer) {
+  g2z_services *services = writer->services;
+  struct stat mine, named;
+  /* O_NOFOLLOW: a link would lead elsewhere. O_NONBLOCK: a FIFO would wait for a reader. */
+  writer->file = g2z__open_file(writer->partial, O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK);
+  if (writer->file < 0 && (errno == ELOOP || errno == ENXIO)) /* it is a link, or a FIFO */
+    return g2z_fail_file(services, errno, "create", writer->partial);
+  if (writer->file < 0 || fstat(writer->file, &mine) != 0)
+    return g2z_fail_file(services, errno, "create", writer->path);
+  if (!S_ISREG(mine.st_mode))
+    return g2z_fail(services, G2Z_IO, "cannot write %s: it is %s; remove it", writer->partial,
+                    g2z__kind_of_file(&mine));
+  /* If another program renamed the file between our open() and our lock, we hold the lock of its
+   * complete file, and leave that alone. */
+  if ((flock(writer->file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) ||
+      lstat(writer->partial, &named) != 0 || named.st_ino != mine.st_ino)
+    return g2z_fail(services, G2Z_IO, "another program writes %s: wait until it ends, or choose "
+                    "another name", writer->path);
+  if (g2z__resize(writer->file, 0) != 0)
+    return g2z_fail_file(services, errno, "empty", writer->partial);
+  return G2Z_OK;
+}
+
 G2Z_API g2z_status g2z_writer_create(g2z_services *services, const char *path, g2z_writer **out) {
   *out = NULL;
   size_t bytes = strlen(path) + 1;
-  struct stat there, mine, named;
+  struct stat there;
   g2z_writer *writer;
   if (!*path) return g2z_fail_file(services, ENOENT, "create", path); /* else: ".partial" */
   /* A rename onto /dev/null would replace the device, onto a link the link. Onto a directory it
@@ -2957,25 +2989,7 @@ G2Z_API g2z_status g2z_writer_create(g2z_services *services, const char *path, g
   writer->partial = writer->path + bytes;
   memcpy(writer->path, path, bytes);
   snprintf(writer->partial, bytes + 8, "%s.partial", path);
-  /* O_NOFOLLOW: a link would lead elsewhere. O_NONBLOCK: a FIFO would wait for a reader. */
-  writer->file = g2z__open_file(writer->partial, O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK);
-  g2z_status status = G2Z_OK;
-  if (writer->file < 0)
-    status = g2z_fail_file(services, errno, "create",
-                           errno == ELOOP || errno == ENXIO ? writer->partial : path);
-  else if (fstat(writer->file, &mine) != 0) status = g2z_fail_file(services, errno, "create", path);
-  else if (!S_ISREG(mine.st_mode))
-    status = g2z_fail(services, G2Z_IO, "cannot write %s: it is %s; remove it", writer->partial,
-                      g2z__kind_of_file(&mine));
-  /* The lock keeps other writers away until the file is closed; the file of a killed program has no
-   * lock. If another program renamed the file between our open() and our lock, we hold the lock of
-   * its complete file, and leave that alone. */
-  else if ((flock(writer->file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) ||
-           lstat(writer->partial, &named) != 0 || named.st_ino != mine.st_ino)
-    status = g2z_fail(services, G2Z_IO, "another program writes %s: wait until it ends, or choose "
-                      "another name", path);
-  else if (g2z__resize(writer->file, 0) != 0)
-    status = g2z_fail_file(services, errno, "empty", writer->partial);
+  const g2z_status status = g2z__writer_open(writer);
   writer->pending = status == G2Z_OK;
   if (status == G2Z_OK) *out = writer;
   else g2z_writer_free(writer);
@@ -3054,13 +3068,16 @@ G2Z_API g2z_status g2z_writer_commit(g2z_writer *writer) {
   G2Z_TRY(g2z__writer_check(writer, rename(writer->partial, writer->path) == 0,
                             "rename a complete file to"));
   writer->pending = 0;
-  /* Without a slash the directory is "."; the root's slash stays. */
-  char directory[PATH_MAX];
+  char directory[PATH_MAX] = ".";
   const char *slash = strrchr(writer->path, '/');
-  const int length = slash && slash != writer->path ? (int)(slash - writer->path) : 1;
-  snprintf(directory, sizeof directory, "%.*s", length, slash ? writer->path : ".");
+  if (slash) {
+    int length = (int)(slash - writer->path);
+    if (length == 0) length = 1; /* the root is its slash */
+    snprintf(directory, sizeof directory, "%.*s", length, writer->path);
+  }
   const int error = g2z__sync_directory(g2z__open_file(directory, O_RDONLY | O_DIRECTORY));
-  return error ? g2z_fail_file(writer->services, error, "sync the directory", directory) : G2Z_OK;
+  if (error) return g2z_fail_file(writer->services, error, "sync the directory", directory);
+  return G2Z_OK;
 }
 
 G2Z_API void g2z_writer_free(g2z_writer *writer) {
@@ -3074,8 +3091,10 @@ G2Z_API void g2z_writer_free(g2z_writer *writer) {
  * shell made, as in --vocab <(zcat FILE). *file is -1 on failure. */
 G2Z__PRIVATE g2z_status g2z__open_read(g2z_services *services, const char *path, int *file) {
   const int shell = strncmp(path, "/dev/", 5) == 0 || strncmp(path, "/proc/", 6) == 0;
+  int flags = O_RDONLY;
   struct stat info;
-  *file = g2z__open_file(path, O_RDONLY | (shell ? 0 : O_NONBLOCK));
+  if (!shell) flags |= O_NONBLOCK;
+  *file = g2z__open_file(path, flags);
   if (*file < 0 || fstat(*file, &info) != 0) return g2z_fail_file(services, errno, "open", path);
   if (S_ISREG(info.st_mode) || (shell && S_ISFIFO(info.st_mode))) return G2Z_OK;
   close(*file);
@@ -3099,7 +3118,7 @@ G2Z__PRIVATE g2z_status g2z__read_open_file(g2z_services *services, const char *
     G2Z_RETRY(got, read(file, *text + *bytes, capacity - *bytes - 1));
     if (got < 0) return g2z_fail_file(services, errno, "read", path);
     *bytes += (size_t)got;
-    if (need < *bytes) need = *bytes;
+    need = G2Z__MAX(need, *bytes);
   }
   (*text)[*bytes] = 0;
   return G2Z_OK;
@@ -3123,8 +3142,8 @@ G2Z_API g2z_status g2z_read_file(g2z_services *services, const char *path, size_
 G2Z_API g2z_status g2z_make_directory(g2z_services *services, const char *path) {
   char prefix[PATH_MAX] = "";
   size_t length = strlen(path);
-  if (length == 0 || length >= sizeof prefix)
-    return g2z_fail_file(services, length ? ENAMETOOLONG : ENOENT, "create", path);
+  if (length == 0) return g2z_fail_file(services, ENOENT, "create", path);
+  if (length >= sizeof prefix) return g2z_fail_file(services, ENAMETOOLONG, "create", path);
   for (size_t i = 1; i <= length; i++) {
     struct stat info;
     if (path[i] != '/' && path[i] != 0) continue;
@@ -3153,10 +3172,12 @@ G2Z__PRIVATE void g2z__kernel_text(const char *directory, const char *name,
                                    char text[G2Z__KERNEL_TEXT]) {
   g2z_path path;
   snprintf(path.text, sizeof path.text, "%.4000s/%.99s", directory, name);
+  text[0] = 0;
   FILE *file = fopen(path.text, "re");
-  const size_t used = file ? fread(text, 1, G2Z__KERNEL_TEXT - 1, file) : 0;
-  if (file) fclose(file);
+  if (!file) return;
+  const size_t used = fread(text, 1, G2Z__KERNEL_TEXT - 1, file);
   text[used] = 0;
+  fclose(file);
 }
 
 /* The number after `key` in such a file; `none` if there is no number, as in "max". */
@@ -3167,8 +3188,9 @@ G2Z__PRIVATE uint64_t g2z__kernel_number(const char *directory, const char *name
   const char *at = strstr(text, key);
   if (!at) return none;
   at += strlen(key);
-  uint64_t number = strtoull(at, &end, 10);
-  return end > at ? number : none;
+  const uint64_t number = strtoull(at, &end, 10);
+  if (end == at) return none;
+  return number;
 }
 
 /* Lowers both numbers to the memory that the control groups of this process allow. File pages that
@@ -3184,11 +3206,12 @@ G2Z__PRIVATE void g2z__cgroup_memory(const char *root, size_t *free_bytes, size_
     next = line + strcspn(line, "\n");
     if (*next) *next++ = 0;
     const char *group = strstr(line, "::/"), *first = strstr(line, ":memory:/");
-    if (!group && !first) continue;
     const int v = !first;
+    if (!group) group = first;
+    if (!group) continue;
     const size_t mount = (size_t)snprintf(directory, sizeof directory, "%.2000s/sys/fs/cgroup%s",
                                           root, versions[v].mount);
-    const char *path = strchr(group ? group : first, '/');
+    const char *path = strchr(group, '/');
     if (mount + strlen(path) >= sizeof directory) continue;
     strcpy(directory + mount, path);
     for (char *end = directory; end; end = strrchr(directory + mount, '/')) {
@@ -3196,7 +3219,7 @@ G2Z__PRIVATE void g2z__cgroup_memory(const char *root, size_t *free_bytes, size_
       uint64_t limit = g2z__kernel_number(directory, versions[v].limit, "", UINT64_MAX);
       uint64_t used = g2z__kernel_number(directory, versions[v].used, "", 0);
       uint64_t cache = g2z__kernel_number(directory, "memory.stat", versions[v].cache, 0);
-      used -= cache < used ? cache : used;
+      used = used > cache ? used - cache : 0;
       uint64_t left = limit > used ? limit - used : 0;
       if (limit < *total_bytes) *total_bytes = (size_t)limit;
       if (left < *free_bytes) *free_bytes = (size_t)left;
