@@ -3257,9 +3257,12 @@ G2Z_API g2z_status g2z_json_fail(g2z_json *json, const char *format, ...) {
 }
 
 G2Z__PRIVATE void g2z__json_expected(g2z_json *json, const char *expected) {
-  const int c = json->at < json->end ? *json->at : -1;
   char found[16] = "the text's end";
-  if (c >= 0) snprintf(found, sizeof found, c > 0x20 && c < 0x7f ? "'%c'" : "byte 0x%02x", c);
+  if (json->at < json->end) {
+    const int c = *json->at;
+    if (c > 0x20 && c < 0x7f) snprintf(found, sizeof found, "'%c'", c);
+    else snprintf(found, sizeof found, "byte 0x%02x", c);
+  }
   g2z_json_fail(json, "expected %s, found %s: correct it, or copy it again", expected, found);
 }
 
@@ -3280,12 +3283,14 @@ G2Z__PRIVATE unsigned char g2z__json_space(g2z_json *json) {
   while (json->at < json->end &&
          (*json->at == ' ' || *json->at == '\n' || *json->at == '\r' || *json->at == '\t'))
     json->at++;
-  return (unsigned char)(json->at < json->end ? *json->at : 0);
+  if (json->at >= json->end) return 0;
+  return *json->at;
 }
 
 G2Z_API char g2z_json_peek(g2z_json *json) {
   unsigned char c = g2z__json_space(json);
-  return (char)(c && strchr("{[\"tfn-0123456789", c) ? c : 0);
+  if (c == 0 || !strchr("{[\"tfn-0123456789", c)) return 0;
+  return (char)c;
 }
 
 /* Steps over the byte c, or fails if it is not there. */
@@ -3311,7 +3316,8 @@ G2Z__PRIVATE int g2z__json_hex4(const unsigned char *at, const unsigned char *en
   char digits[5] = "";
   if (end - at < 4) return -1;
   memcpy(digits, at, 4);
-  return strspn(digits, "0123456789abcdefABCDEF") == 4 ? (int)strtol(digits, NULL, 16) : -1;
+  if (strspn(digits, "0123456789abcdefABCDEF") < 4) return -1;
+  return (int)strtol(digits, NULL, 16);
 }
 
 /* Decodes the escape at *at to UTF-8 and steps over it. Returns the number of bytes, 1 to 4, or 0
@@ -3320,13 +3326,15 @@ G2Z__PRIVATE size_t g2z__json_escape(const unsigned char **at, const unsigned ch
                                      unsigned char out[4]) {
   static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
   const unsigned char *c = *at;
-  const void *name = end - c < 2 ? NULL : memchr(names, c[1], sizeof names - 1);
+  if (end - c < 2) return 0;
+  const void *name = memchr(names, c[1], sizeof names - 1);
   if (name) {
     out[0] = (unsigned char)values[(const char *)name - names];
     *at += 2;
     return 1;
   }
-  int code = end - c < 2 || c[1] != 'u' ? -1 : g2z__json_hex4(c + 2, end);
+  if (c[1] != 'u') return 0;
+  int code = g2z__json_hex4(c + 2, end);
   if (code < 0) return 0;
   c += 6;
   if (code >= 0xd800 && code < 0xdc00 && end - c >= 6 && c[0] == '\\' && c[1] == 'u') {
@@ -3338,9 +3346,16 @@ G2Z__PRIVATE size_t g2z__json_escape(const unsigned char **at, const unsigned ch
   }
   *at = c;
   if (code >= 0xd800 && code < 0xe000) code = 0xfffd;
-  size_t bytes = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
-  for (size_t i = bytes - 1; i > 0; i--, code >>= 6) out[i] = (unsigned char)(0x80 | (code & 0x3f));
-  out[0] = (unsigned char)(bytes == 1 ? code : (0xf00 >> bytes & 0xf0) | code);
+  if (code < 0x80) {
+    out[0] = (unsigned char)code;
+    return 1;
+  }
+  const size_t bytes = (size_t)2 + (code >= 0x800) + (code >= 0x10000);
+  for (size_t i = bytes - 1; i > 0; i--) { /* each byte after the first takes 6 bits */
+    out[i] = (unsigned char)(0x80 | (code & 0x3f));
+    code >>= 6;
+  }
+  out[0] = (unsigned char)((0xf00 >> bytes & 0xf0) | code); /* its high bits count the bytes */
   return bytes;
 }
 
@@ -3350,24 +3365,30 @@ G2Z__PRIVATE g2z_json_text g2z__json_quoted(g2z_json *json, const char *expected
   const unsigned char *c = json->at, *end = json->end;
   text.at = c;
   while (c < end && *c != '"' && *c >= 0x20) {
+    if (*c != '\\') {
+      c++;
+      continue;
+    }
     const unsigned char *escape = c;
     unsigned char out[4];
-    size_t bytes = 1;
-    if (*c != '\\') c++;
-    else if ((bytes = g2z__json_escape(&c, end, out)) == 0) break;
-    int code = bytes == 3 && !text.lone ? g2z__json_hex4(escape + 2, end) : 0;
-    if (code >= 0xd800 && code < 0xe000) text.lone = escape;
+    const size_t bytes = g2z__json_escape(&c, end, out);
+    if (bytes == 0) break;
+    if (bytes != 3 || text.lone) continue;
+    const int code = g2z__json_hex4(escape + 2, end);
+    if (code >= 0xd800 && code < 0xe000) text.lone = escape; /* a pair has 4 bytes */
   }
   if (c < end && *c == '"') {
     text.bytes = (size_t)(c - text.at);
     json->at = c + 1;
     return text;
   }
-  json->at = end - c < 2 ? text.at - 1 : c;
-  g2z_json_fail(json, end - c < 2    ? "this string has no closing quote: add it, or copy it again"
-                      : *c != '\\'   ? "a control character in a string: escape it"
-                      : c[1] == 'u'  ? "\\u needs four hexadecimal digits"
-                                     : "no such escape in JSON");
+  json->at = c;
+  if (end - c < 2) {
+    json->at = text.at - 1; /* the opening quote */
+    g2z_json_fail(json, "this string has no closing quote: add it, or copy it again");
+  } else if (*c != '\\') g2z_json_fail(json, "a control character in a string: escape it");
+  else if (c[1] == 'u') g2z_json_fail(json, "\\u needs four hexadecimal digits");
+  else g2z_json_fail(json, "no such escape in JSON");
   return none;
 }
 
@@ -3384,7 +3405,8 @@ G2Z_API int g2z_json_next(g2z_json *json, char close, g2z_json_text *key) {
     json->depth--;
     return 0;
   }
-  if (!first && !g2z__json_take(json, ',', close == '}' ? "',' or '}'" : "',' or ']'")) return 0;
+  const char *expected = close == '}' ? "',' or '}'" : "',' or ']'";
+  if (!first && !g2z__json_take(json, ',', expected)) return 0;
   if (close != '}') return 1;
   *key = g2z__json_quoted(json, "a name in quotes");
   return g2z__json_take(json, ':', "':'");
@@ -3407,13 +3429,16 @@ G2Z_API int g2z_json_is(const g2z_json_text *text, const char *name) {
 G2Z_API size_t g2z_json_unescape(const g2z_json_text *text, unsigned char *out) {
   const unsigned char *at = text->at, *end = at + text->bytes;
   unsigned char *to = out, got[4];
-  for (size_t bytes = 1; at < end && bytes > 0;) {
-    const void *escape = memchr(at, '\\', (size_t)(end - at));
-    size_t plain = (size_t)((escape ? (const unsigned char *)escape : end) - at);
+  while (at < end) {
+    size_t plain = (size_t)(end - at);
+    const void *escape = memchr(at, '\\', plain);
+    if (escape) plain = (size_t)((const unsigned char *)escape - at);
     memmove(to, at, plain);
     to += plain;
     at += plain;
-    bytes = at < end ? g2z__json_escape(&at, end, got) : 0;
+    if (!escape) break;
+    const size_t bytes = g2z__json_escape(&at, end, got);
+    if (bytes == 0) break;
     memcpy(to, got, bytes);
     to += bytes;
   }
@@ -3446,22 +3471,26 @@ G2Z__PRIVATE size_t g2z__json_scan(g2z_json *json, const char *expected) {
     c = g2z__json_digits(digits, end);
     valid &= c > digits;
   }
-  if (!valid) g2z_json_fail(json, "not a number as JSON writes it (such as 12, -0.5 or 1e-5)");
-  return valid ? (size_t)(c - json->at) : 0;
+  if (valid) return (size_t)(c - json->at);
+  g2z_json_fail(json, "not a number as JSON writes it (such as 12, -0.5 or 1e-5)");
+  return 0;
 }
 
 /* Reports the number at json->at, which has `bytes` bytes, as an error. */
 G2Z__PRIVATE void g2z__json_fail_number(g2z_json *json, size_t bytes, const char *why) {
-  g2z_json_fail(json, "%.*s %s", (int)(bytes < 40 ? bytes : 40), (const char *)json->at, why);
+  const int shown = (int)G2Z__MIN(bytes, 40);
+  g2z_json_fail(json, "%.*s %s", shown, (const char *)json->at, why);
 }
 
 G2Z_API int64_t g2z_json_integer(g2z_json *json) {
   size_t bytes = g2z__json_scan(json, "an integer");
   const unsigned char *c = json->at, *end = c + bytes;
   int negative = bytes > 0 && *c == '-';
-  int64_t value = 0, least = negative ? INT64_MIN : -INT64_MAX; /* down: int64 has no 2^63 */
+  const int64_t least = negative ? INT64_MIN : -INT64_MAX;
+  int64_t value = 0; /* counts down, because an int64 has no 2^63 */
+  const char *why = NULL;
   c += negative;
-  const char *why = g2z__json_digits(c, end) < end ? "is not an integer" : NULL;
+  if (g2z__json_digits(c, end) < end) why = "is not an integer";
   for (; c < end && !why; c++) {
     int digit = *c - '0';
     if (value < (least + digit) / 10) why = "does not fit into 64 bits";
@@ -3548,7 +3577,7 @@ G2Z_API size_t g2z_utf8_length(const unsigned char *at, const unsigned char *end
   unsigned char c = *at;
   if (c < 0x80) return 1;
   if (c < 0xc2 || c > 0xf4) return 0;
-  size_t bytes = c < 0xe0 ? 2 : c < 0xf0 ? 3 : 4;
+  const size_t bytes = (size_t)2 + (c >= 0xe0) + (c >= 0xf0);
   if ((size_t)(end - at) < bytes) return 0;
   for (size_t i = 1; i < bytes; i++)
     if ((at[i] & 0xc0) != 0x80) return 0;
