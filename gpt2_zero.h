@@ -598,7 +598,8 @@ typedef struct g2z_setting {
   g2z_on_resume on_resume;
 } g2z_setting;
 
-/* Word number `index` of a list such as "|none|block", and its length; NULL: no such word. */
+/* Word number `index` of a list such as "|none|block", and its length. NULL: no such word, or no
+ * list. */
 G2Z_API const char *g2z_word(const char *words, int index, size_t *length);
 /* The index of text[0 .. bytes) in such a list; -1: no such word. */
 G2Z_API int g2z_word_find(const char *words, const char *text, size_t bytes);
@@ -611,14 +612,23 @@ static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *
   if (applied < config->warmup)
     return (float)(config->lr * (double)(applied + 1) / (double)config->warmup);
   double span = (double)(config->steps - config->warmup);
-  double done = span > 0 ? (double)(applied - config->warmup) / span : 1.0;
-  double left = 1.0 - (done < 1.0 ? done : 1.0);  /* 1 at the end of warm-up, 0 at the horizon */
+  double done = 1.0;
+  if (span > 0) done = (double)(applied - config->warmup) / span;
+  if (done > 1.0) done = 1.0;
+  double left = 1.0 - done;                /* 1 at the end of warm-up, 0 at the horizon */
   switch (config->schedule) {
-    case G2Z_SCHEDULE_COSINE: left = 0.5 + 0.5 * cos(3.14159265358979323846 * (1.0 - left)); break;
-    case G2Z_SCHEDULE_CONSTANT: left = 1.0; break;
-    case G2Z_SCHEDULE_WSD: left = left < 0.2 ? left / 0.2 : 1.0; break;
+    case G2Z_SCHEDULE_COSINE:
+      left = 0.5 + 0.5 * cos(3.14159265358979323846 * (1.0 - left));
+      break;
+    case G2Z_SCHEDULE_CONSTANT:
+      left = 1.0;
+      break;
+    case G2Z_SCHEDULE_WSD:
+      left = left < 0.2 ? left / 0.2 : 1.0;
+      break;
     case G2Z_SCHEDULE_LINEAR:
-    case G2Z_SCHEDULE_COUNT: break;
+    case G2Z_SCHEDULE_COUNT:
+      break;
   }
   return (float)(config->min_lr + (double)(config->lr - config->min_lr) * left);
 }
@@ -3718,7 +3728,9 @@ G2Z_API g2z_status g2z_model_config_named(g2z_services *services, const char *na
 #define X(known, L, NH, C)                                 \
   if (strcmp(name, known) == 0) {                          \
     *out = g2z_train_config_default(G2Z_DEVICE_CPU).model; \
-    out->layers = L, out->heads = NH, out->channels = C;   \
+    out->layers = L;                                       \
+    out->heads = NH;                                       \
+    out->channels = C;                                     \
     return G2Z_OK;                                         \
   }
   G2Z_MODEL_LIST(X)
@@ -3791,12 +3803,15 @@ G2Z_API const g2z_setting *g2z_setting_find(const char *name) {
 }
 
 G2Z_API const char *g2z_word(const char *words, int index, size_t *length) {
-  const char *word = index < 0 ? NULL : words;
-  for (; word && index >= 0; index--) {
+  const char *word = words;
+  *length = 0;
+  if (!words || index < 0) return NULL;
+  for (; index >= 0; index--) {
     word = strchr(word, '|');
-    if (word) word++;
+    if (!word) return NULL;
+    word++;
   }
-  *length = word ? strcspn(word, "|") : 0;
+  *length = strcspn(word, "|");
   return word;
 }
 
@@ -3825,7 +3840,8 @@ G2Z__PRIVATE void g2z__setting_text(const g2z_setting *setting, const void *conf
   const double number = g2z__setting_number(setting, config);
   const char *at = (const char *)config + setting->at;
   size_t length;
-  const char *word = setting->words ? g2z_word(setting->words, (int)number, &length) : NULL;
+  const char *word = NULL;
+  if (setting->words) word = g2z_word(setting->words, (int)number, &length);
   if (word) snprintf(text, G2Z__SETTING_BYTES, "%.*s", (int)length, word);
   else if (setting->kind == G2Z_SETTING_UINT64)
     snprintf(text, G2Z__SETTING_BYTES, "%" PRIu64, *(const uint64_t *)at);
@@ -3873,17 +3889,20 @@ G2Z__PRIVATE g2z_status g2z__settings_check(g2z_services *services, const g2z_se
                                             size_t count, const void *config) {
   for (const g2z_setting *setting = settings; setting < settings + count; setting++) {
     const double value = g2z__setting_number(setting, config);
-    const int is_float = setting->kind == G2Z_SETTING_FLOAT; /* rounds the bounds like the value */
-    const double least = is_float ? (double)(float)setting->least : setting->least;
-    const double most = is_float ? (double)(float)setting->most : setting->most;
+    double least = setting->least, most = setting->most;
     char text[G2Z__SETTING_BYTES];
     size_t length;
-    if (setting->words ? g2z_word(setting->words, (int)value, &length) != NULL
-                       : least == most || (value >= least && value <= most))
-      continue;
-    g2z__setting_text(setting, config, text);
-    if (setting->words)
+    if (setting->words) {
+      if (g2z_word(setting->words, (int)value, &length)) continue;
+      g2z__setting_text(setting, config, text);
       G2Z_REFUSE(services, "%s=%s is none of %s", setting->name, text, setting->words + 1);
+    }
+    if (setting->kind == G2Z_SETTING_FLOAT) { /* round the bounds like the value */
+      least = (double)(float)least;
+      most = (double)(float)most;
+    }
+    if (least == most || (value >= least && value <= most)) continue;
+    g2z__setting_text(setting, config, text);
     G2Z_REFUSE(services, "%s=%s must lie between %.15g and %.15g", setting->name, text,
                setting->least, setting->most);
   }
@@ -3898,8 +3917,9 @@ G2Z__PRIVATE g2z_status g2z__model_config_check(g2z_services *services,
   if (config->channels % config->heads)
     G2Z_REFUSE(services, "channels=%d must divide by heads=%d: change one of them",
                config->channels, config->heads);
-  int head_size = config->channels / config->heads;
-  int channels = config->channels / 8 * 8, advised = channels % 64 ? 8 : 64;
+  const int head_size = config->channels / config->heads;
+  const int channels = config->channels / 8 * 8;
+  const int advised = channels % 64 == 0 ? 64 : 8; /* head size */
   if (head_size % 8 || head_size > G2Z_MAX_HEAD_SIZE)
     G2Z_REFUSE(services, "channels=%d / heads=%d gives a head size of %d, which must be a multiple "
                "of 8 up to %d: with channels=%d, heads=%d would give %d", config->channels,
@@ -3939,10 +3959,11 @@ G2Z__PRIVATE g2z_status g2z__train_config_check(g2z_services *services,
   if (config->optimizer.min_lr > config->optimizer.lr)
     G2Z_REFUSE(services, "min_lr=%g must be at most lr=%g", (double)config->optimizer.min_lr,
                (double)config->optimizer.lr);
+  const char *or_bf16 = config->fp8 == G2Z_FP8_ALL ? "" : " or bf16";
   if (config->fp8 && config->dtype != G2Z_FP16 && config->dtype != G2Z_BF16)
     G2Z_REFUSE(services, "fp8=%s rounds numbers of 16 bits to 8, and dtype=%s has 32: take "
                "dtype=fp16%s, or fp8=none", g2z__fp8_texts[config->fp8],
-               g2z_dtype_text(config->dtype), config->fp8 == G2Z_FP8_ALL ? "" : " or bf16");
+               g2z_dtype_text(config->dtype), or_bf16);
   if (config->fp8 == G2Z_FP8_ALL && config->dtype != G2Z_FP16)
     G2Z_REFUSE(services, "fp8=all rounds gradients to e5m2, whose smallest number is 1.5e-5, and "
                "only dtype=fp16 scales the loss: take dtype=fp16, or fp8=forward");
