@@ -4041,21 +4041,28 @@ G2Z__PRIVATE g2z_status g2z__vocab_agree(g2z_services *services, uint64_t *known
 typedef enum g2z__activation { G2Z__ACTIVATION_LIST(X) G2Z__ACT_COUNT } g2z__activation;
 #undef X
 
+G2Z__PRIVATE size_t g2z__round_up(size_t count, size_t grain) {
+  return (count + grain - 1) / grain * grain;
+}
+
 /* Buffers start on multiples of this many bytes: wide enough for every vector and TMA access. */
 #define G2Z__ALIGN 256
-G2Z__PRIVATE size_t g2z__align(size_t bytes) {
-  return (bytes + G2Z__ALIGN - 1) / G2Z__ALIGN * G2Z__ALIGN;
-}
+G2Z__PRIVATE size_t g2z__align(size_t bytes) { return g2z__round_up(bytes, G2Z__ALIGN); }
 
 /* Where activation `which` of layer `layer` starts; G2Z__ACT_COUNT: where all of them end. */
 G2Z__PRIVATE size_t g2z__activation_offset(const g2z_plan *plan, g2z__activation which, int layer) {
-  size_t N = plan->tokens, C = (size_t)plan->model.channels;
-  size_t NH = (size_t)plan->model.heads, A = plan->dtype_bytes, F = sizeof(float);
-  size_t layers = (size_t)plan->model.layers, at = 0, forward = plan->forward_only > 0;
-  size_t LAYER = forward || plan->recompute == G2Z_RECOMPUTE_BLOCK ? 1 : layers;
-  size_t CACHE = plan->cached ? layers : LAYER, STREAM = forward ? 1 : layers;
-  size_t K = plan->cached ? (size_t)plan->cached * (size_t)plan->seq : N;
-  size_t ONCE = 1, BACKWARD = !forward;
+  const size_t C = (size_t)plan->model.channels, NH = (size_t)plan->model.heads;
+  const size_t N = plan->tokens, A = plan->dtype_bytes, F = sizeof(float);
+  const size_t layers = (size_t)plan->model.layers;
+  const size_t ONCE = 1, BACKWARD = !plan->forward_only;
+  size_t STREAM = layers, LAYER = layers, K = N, at = 0;
+  if (plan->forward_only) STREAM = 1;
+  if (plan->forward_only || plan->recompute == G2Z_RECOMPUTE_BLOCK) LAYER = 1;
+  size_t CACHE = LAYER;
+  if (plan->cached) {
+    CACHE = layers;
+    K = (size_t)plan->cached * (size_t)plan->seq;
+  }
 #define X(name, copies, type, elements)                                                     \
   if (which == G2Z__ACT_##name)                                                             \
     return at + (copies > 1 ? (size_t)layer : 0) * g2z__align((elements) * type);           \
@@ -4078,19 +4085,17 @@ G2Z__PRIVATE g2z_param_info g2z__param_describe(const g2z_model_config *model, g
 }
 
 G2Z__PRIVATE g2z_unit_kind g2z__unit_kind(const g2z_model_config *model, int unit) {
-  const int wpe = model->layers + 1;
-  return unit == 0 ? G2Z_UNIT_LNF : unit < wpe ? G2Z_UNIT_BLOCK
-         : unit == wpe ? G2Z_UNIT_WPE : G2Z_UNIT_WTE;
-}
-
-G2Z__PRIVATE size_t g2z__round_up(size_t count, size_t grain) {
-  return (count + grain - 1) / grain * grain;
+  if (unit == 0) return G2Z_UNIT_LNF;
+  if (unit <= model->layers) return G2Z_UNIT_BLOCK;
+  if (unit == model->layers + 1) return G2Z_UNIT_WPE;
+  return G2Z_UNIT_WTE;
 }
 
 /* The number of `elements` that this rank owns. Linear, so it also holds for ranges of buckets. */
 G2Z__PRIVATE size_t g2z__plan_owned(const g2z_plan *plan, size_t elements) {
-  if (plan->owner == G2Z_OWNER_ROOT) return plan->rank == 0 ? elements : 0;
-  return plan->owner == G2Z_OWNER_ALL ? elements : elements / (size_t)plan->slices;
+  if (plan->owner == G2Z_OWNER_SLICES) return elements / (size_t)plan->slices;
+  if (plan->owner == G2Z_OWNER_ROOT && plan->rank > 0) return 0;
+  return elements;
 }
 
 /* Buckets are multiples of this many elements. */
@@ -4103,10 +4108,11 @@ G2Z__PRIVATE size_t g2z__plan_grain(const g2z_plan *plan) { return 8 * (size_t)p
 #define G2Z__LAST_BYTES ((size_t)8 << 20)
 #define G2Z__PIECE_BYTES ((size_t)16 << 20)
 
-/* `elements`, or fewer if only fewer fit into `bytes`; in whole grains, at least one. */
+/* `elements`, or as many whole grains as fit into one of these limits, if that is less. At least
+ * one fits: a grain has at most 2^19 elements, since there are at most 2^16 ranks. */
 G2Z__PRIVATE size_t g2z__plan_at_most(const g2z_plan *plan, size_t elements, size_t bytes) {
-  size_t grain = g2z__plan_grain(plan), most = bytes / plan->grad_bytes / grain * grain;
-  return most < grain || elements < most ? elements : most;
+  const size_t grain = g2z__plan_grain(plan);
+  return G2Z__MIN(elements, bytes / plan->grad_bytes / grain * grain);
 }
 
 /* Cuts the memory into buckets, the last one first. Units [first, next) share buckets: up to stage
@@ -4117,16 +4123,18 @@ G2Z__PRIVATE size_t g2z__plan_at_most(const g2z_plan *plan, size_t elements, siz
 G2Z__PRIVATE int g2z__plan_cut(const g2z_plan *plan, g2z_bucket *end) {
   int count = 0;
   for (int next = plan->units, first; next > 0; next = first) {
-    first = plan->by_unit || next == plan->units ? next - 1 : 0;
+    first = 0;
+    if (plan->by_unit || next == plan->units) first = next - 1;
     const size_t begin = plan->unit[first].begin;
     size_t left = plan->unit[next].begin - begin, full = plan->bucket_elements;
     if (first == plan->wte && plan->grad_dtype != G2Z_FP32 && !plan->wte_rows)
       full = g2z__plan_at_most(plan, full, G2Z__PIECE_BYTES);
-    size_t size = next == plan->wte ? g2z__plan_at_most(plan, full, G2Z__LAST_BYTES) : full;
+    size_t size = full;
+    if (next == plan->wte) size = g2z__plan_at_most(plan, full, G2Z__LAST_BYTES);
     for (; left > 0; count++) {
-      const size_t elements = size < left ? size : left;
+      const size_t elements = G2Z__MIN(size, left);
       left -= elements;
-      size = 2 * size < full ? 2 * size : full;
+      size = G2Z__MIN(2 * size, full);
       if (!end) continue;
       end[-1 - count].begin = begin + left;
       end[-1 - count].elements = elements;
@@ -4140,151 +4148,201 @@ G2Z__PRIVATE size_t g2z__plan_updates_limit(const g2z_plan *plan) {
   return (size_t)plan->units * G2Z_PARAM_COUNT + (size_t)plan->buckets;
 }
 
-/* Muon: the weights' homes, the routes, and the areas, as large as on the rank that needs most. */
-G2Z__PRIVATE g2z_status g2z__plan_homes(g2z_plan *plan) {
-  const size_t world = (size_t)plan->world, C = (size_t)plan->model.channels;
-  const int weights = plan->muon_weights;
-  const int travels = plan->owner == G2Z_OWNER_SLICES && world > 1; /* else owners have all */
-  double cost[G2Z_PARAM_COUNT], *load;
-  size_t *sent, *fill, home = 0, u = 0; /* elements of u that rank r sends, and gets as a home */
-  plan->v_elements = plan->shard_elements;
-  if (!weights) return G2Z_OK;
-  G2Z_TRY(G2Z_NEW(plan->services, (size_t)weights, &plan->weight));
-  if (travels) /* a route ends where a weight or a slice does */
-    G2Z_TRY(G2Z_NEW(plan->services, (size_t)weights + (size_t)plan->buckets * (size_t)plan->slices,
-                    &plan->route));
-  G2Z_TRY(G2Z_NEW(plan->services, 3 * world, &sent));
-  fill = sent + world;
-  load = (double *)(fill + world);
+/* Muon: lists the weights in the order of memory. */
+G2Z__PRIVATE g2z_status g2z__plan_weights(g2z_plan *plan) {
+  int count = 0;
+  G2Z_TRY(G2Z_NEW(plan->services, (size_t)plan->muon_weights, &plan->weight));
+  for (int unit = 1; unit < plan->wpe; unit++)
+    for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
+      const g2z_weight weight = {unit, (g2z_param)p, -1, 0};
+      if (g2z__param_describe(&plan->model, weight.param).muon) plan->weight[count++] = weight;
+    }
+  return G2Z_OK;
+}
 
-  /* List the weights in the order of memory. Then each gets a home, the costliest first and equal
-   * ones in this order: the rank that has the least work so far. A matrix with sides m <= n costs
-   * m m (2 n + m), times a constant. */
-  for (int i = G2Z_PARAM_COUNT, count = 0; i < plan->wpe * G2Z_PARAM_COUNT; i++) {
-    const g2z_weight weight = {i / G2Z_PARAM_COUNT, (g2z_param)(i % G2Z_PARAM_COUNT), -1, 0};
-    const g2z_param_info info = g2z__param_describe(&plan->model, weight.param);
+/* Gives each weight a home: the rank that has the least work so far. The costliest weight comes
+ * first, and equal ones in the order of memory. A matrix with sides m <= n costs m m (2 n + m),
+ * times a constant. */
+G2Z__PRIVATE g2z_status g2z__plan_give_homes(g2z_plan *plan) {
+  double cost[G2Z_PARAM_COUNT] = {0}, *work;
+  g2z_weight *end = plan->weight + plan->muon_weights;
+  G2Z_TRY(G2Z_NEW(plan->services, (size_t)plan->world, &work));
+  for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
+    const g2z_param_info info = g2z__param_describe(&plan->model, (g2z_param)p);
     if (!info.muon) continue;
-    const double c = (double)(info.cols / (size_t)info.muon), r = (double)info.rows;
-    cost[weight.param] = info.muon * (c < r ? c * c * (2 * r + c) : r * r * (2 * c + r));
-    plan->weight[count++] = weight;
+    const size_t columns = info.cols / (size_t)info.muon;
+    const double m = (double)G2Z__MIN(info.rows, columns);
+    const double n = (double)G2Z__MAX(info.rows, columns);
+    cost[p] = info.muon * (m * m * (2 * n + m));
   }
-  for (int given = 0; travels && given < weights; given++) {
+  for (int given = 0; given < plan->muon_weights; given++) {
     g2z_weight *next = NULL;
-    for (g2z_weight *w = plan->weight; w < plan->weight + weights; w++)
+    for (g2z_weight *w = plan->weight; w < end; w++)
       if (w->home < 0 && (!next || cost[w->param] > cost[next->param])) next = w;
     next->home = 0;
     for (int rank = 1; rank < plan->world; rank++)
-      if (load[rank] < load[next->home]) next->home = rank;
-    load[next->home] += cost[next->param];
+      if (work[rank] < work[next->home]) next->home = rank;
+    work[next->home] += cost[next->param];
   }
+  g2z_release(plan->services, work);
+  return G2Z_OK;
+}
 
-  /* Where the weights lie. At a home, weights of one parameter lie together. */
+/* Places the weights in their homes' areas, those of one parameter together. A weight without a
+ * home has the same place on every rank that owns it. filled[rank]: elements in the rank's area. */
+G2Z__PRIVATE void g2z__plan_place_weights(g2z_plan *plan, size_t *filled) {
   for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
     const g2z_param_info info = g2z__param_describe(&plan->model, (g2z_param)p);
-    const int rank = travels ? plan->rank : 0;
-    g2z_matrices shape = {fill[rank], 0, (int)info.rows, (int)info.cols, info.muon};
-    for (g2z_weight *w = plan->weight; info.muon && w < plan->weight + weights; w++) {
+    if (!info.muon) continue;
+    g2z_matrices here = {filled[plan->rank], 0, (int)info.rows, (int)info.cols, info.muon};
+    for (g2z_weight *w = plan->weight; w < plan->weight + plan->muon_weights; w++) {
       if ((int)w->param != p) continue;
-      size_t *end = &fill[travels ? w->home : 0];
-      w->home_at = *end;
-      *end += info.elements;
-      shape.weights += !travels || w->home == plan->rank;
+      const int home = w->home < 0 ? plan->rank : w->home;
+      w->home_at = filled[home];
+      filled[home] += info.elements;
+      here.weights += home == plan->rank;
     }
-    if (!travels && plan->owner == G2Z_OWNER_ROOT && plan->rank > 0) continue; /* owns none */
-    if (shape.weights) plan->shape[plan->shapes++] = shape;
+    if (here.weights && plan->shard_elements > 0) plan->shape[plan->shapes++] = here;
   }
+}
 
-  /* The routes: each weight's pieces in the order of memory. */
+/* Lists the routes, each weight's pieces in the order of memory. A piece ends where its weight or
+ * its owner's slice does. sent[rank]: elements of u that the rank sends. */
+G2Z__PRIVATE void g2z__plan_routes(g2z_plan *plan, size_t *sent) {
   const g2z_bucket *b = plan->bucket;
-  for (g2z_weight *w = plan->weight; travels && w < plan->weight + weights; w++) {
+  for (const g2z_weight *w = plan->weight; w < plan->weight + plan->muon_weights; w++) {
     const size_t begin = plan->unit[w->unit].begin + plan->offset[w->param];
     const size_t end = begin + g2z__param_describe(&plan->model, w->param).elements;
     for (size_t at = begin, next; at < end; at = next) {
       while (b->begin + b->elements <= at) b++;
       const size_t slice = g2z__plan_owned(plan, b->elements), owner = (at - b->begin) / slice;
-      next = b->begin + (owner + 1) * slice;
-      if (next > end) next = end;
+      next = G2Z__MIN(b->begin + (owner + 1) * slice, end);
       const g2z_route route = {(int)owner, w->home, sent[owner], w->home_at + (at - begin),
                                next - at};
       plan->route[plan->routes++] = route;
       sent[owner] += route.elements;
     }
   }
-  if (travels) plan->v_elements -= sent[plan->rank];
-  else if (plan->owner != G2Z_OWNER_ROOT || plan->rank == 0) plan->v_elements -= fill[0];
-  for (size_t rank = 0; rank < world; rank++) {
-    if (home < fill[rank]) home = fill[rank];
-    if (u < sent[rank]) u = sent[rank];
-  }
-  g2z_release(plan->services, sent);
+}
+
+/* Sizes Muon's areas for the rank that needs most, so that they are equal on all. home: elements of
+ * the weights at home there; u: of its slices of all weights, if they travel. */
+G2Z__PRIVATE void g2z__plan_areas(g2z_plan *plan, size_t home, size_t u) {
+  const size_t C = (size_t)plan->model.channels;
+  const size_t one = G2Z_ORTHOGONALIZE_WORK(C, 4 * C) * plan->u_bytes;
+  size_t v_bytes = home * sizeof(float), work = one;
   plan->work_begin = g2z__align(home * plan->u_bytes);
-  plan->u_begin = plan->routes ? plan->work_begin : 0;
+  if (plan->routes) {
+    plan->u_begin = plan->work_begin;
+    v_bytes = u * sizeof(float);
+  }
 
   /* Scratch for 12 matrices keeps a GPU busy. It is smaller if all areas together would otherwise
    * take more memory than Muon saves by having no v. */
-  const size_t one = G2Z_ORTHOGONALIZE_WORK(C, 4 * C) * plan->u_bytes;
-  const size_t v_bytes = (plan->routes ? u : home) * sizeof(float);
-  size_t work = v_bytes > plan->work_begin ? v_bytes - plan->work_begin : 0;
-  if (work > 12 * one) work = 12 * one;
-  if (work < one) work = one;
-  if (work < u * plan->u_bytes) work = u * plan->u_bytes;
-  plan->work_bytes = g2z__align(work);
+  if (v_bytes > plan->work_begin + one) work = G2Z__MIN(v_bytes - plan->work_begin, 12 * one);
+  plan->work_bytes = g2z__align(G2Z__MAX(work, u * plan->u_bytes));
+}
+
+/* Muon: the weights' homes, the routes, and the areas. */
+G2Z__PRIVATE g2z_status g2z__plan_homes(g2z_plan *plan) {
+  const size_t world = (size_t)plan->world;
+  const size_t most_routes =
+      (size_t)plan->muon_weights + (size_t)plan->buckets * (size_t)plan->slices;
+  const int travels = plan->owner == G2Z_OWNER_SLICES && world > 1; /* else owners have all */
+  size_t home = 0, u = 0, *filled, *sent;
+  plan->v_elements = plan->shard_elements;
+  if (!plan->muon_weights) return G2Z_OK;
+  G2Z_TRY(g2z__plan_weights(plan));
+  if (travels) {
+    G2Z_TRY(g2z__plan_give_homes(plan));
+    G2Z_TRY(G2Z_NEW(plan->services, most_routes, &plan->route));
+  }
+  G2Z_TRY(G2Z_NEW(plan->services, 2 * world, &filled));
+  sent = filled + world;
+  g2z__plan_place_weights(plan, filled);
+  if (travels) {
+    g2z__plan_routes(plan, sent);
+    plan->v_elements -= sent[plan->rank];
+  } else if (plan->shard_elements > 0) plan->v_elements -= filled[plan->rank];
+  for (size_t rank = 0; rank < world; rank++) {
+    home = G2Z__MAX(home, filled[rank]);
+    u = G2Z__MAX(u, sent[rank]);
+  }
+  g2z_release(plan->services, filled);
+  g2z__plan_areas(plan, home, u);
   return G2Z_OK;
 }
 
-/* Fills in this rank's update ranges, parameter by parameter: first AdamW's, then Muon's. */
-G2Z__PRIVATE void g2z__plan_updates(g2z_plan *plan) {
-  size_t updates = 0, own = 0; /* own: Muon's elements so far */
-  for (int kind = 0; kind < G2Z_OPTIMIZER_COUNT; kind++, own = 0) {
-    const size_t start = updates;
-    for (int k = 0, w = 0; k < plan->buckets; k++) {
-      g2z_bucket *b = &plan->bucket[k];
-      const size_t first = updates, own_end = b->own_begin + b->own_elements;
-      /* If other ranks wait for this bucket, its first range begins with it. */
-      const int cut = plan->gathers || (plan->muon_weights && k == plan->early);
-      for (int i = b->unit * G2Z_PARAM_COUNT; i < (b->last_unit + 1) * G2Z_PARAM_COUNT; i++) {
-        const int u = i / G2Z_PARAM_COUNT, p = i % G2Z_PARAM_COUNT;
-        const g2z_param_info info = g2z__param_describe(&plan->model, (g2z_param)p);
-        const int is_muon = plan->muon_weights > 0 && info.muon > 0;
-        const size_t begin = plan->unit[u].begin + plan->offset[p];
-        size_t from = begin, to = from + info.elements;
-        if (from < b->own_begin) from = b->own_begin;
-        if (to > own_end) to = own_end;
-        if (info.unit != plan->unit[u].kind || from >= to) continue;
-        const size_t inside = from - b->own_begin;
-        g2z_update_range range;
-        memset(&range, 0, sizeof range);
-        range.own_param_at = b->own_param_at + inside;
-        range.sum_at = b->sum_at + inside;
-        range.shard_at = b->shard_at + inside;
-        range.v_at = range.shard_at - own;
-        range.canonical = plan->unit[u].canonical + (from - plan->unit[u].begin);
-        range.elements = to - from;
-        range.decay = info.decay;
-        if (is_muon) {
-          while (plan->weight[w].unit != u || (int)plan->weight[w].param != p) w++;
-          const size_t columns = info.cols / (size_t)info.muon;
-          const size_t side = info.rows > columns ? info.rows : columns;
-          range.scale = (float)(0.2 * sqrt((double)side));
-          range.u_at = plan->routes ? own : plan->weight[w].home_at + (from - begin);
-          range.v_at = 0;
-          own += range.elements;
-        }
-        if (kind != (is_muon ? G2Z_OPTIMIZER_MUON : G2Z_OPTIMIZER_ADAMW)) continue;
-        g2z_update_range *last =
-            updates > (cut ? first : start) ? &plan->update[updates - 1] : NULL;
-        if (last && last->decay == range.decay &&
-            last->own_param_at + last->elements == range.own_param_at &&
-            last->shard_at + last->elements == range.shard_at &&
-            last->canonical + last->elements == range.canonical)
-          last->elements += range.elements;
-        else plan->update[updates++] = range;
-      }
-      b->first_update[kind] = first;
+/* The elements of parameter p of a unit that this rank owns in a bucket; may have none. v_at and
+ * Muon's members stay 0. */
+G2Z__PRIVATE g2z_update_range g2z__plan_owned_range(const g2z_plan *plan, const g2z_bucket *b,
+                                                    const g2z_unit *unit, g2z_param p) {
+  const g2z_param_info info = g2z__param_describe(&plan->model, p);
+  const size_t begin = unit->begin + plan->offset[p];
+  const size_t from = G2Z__MAX(begin, b->own_begin);
+  const size_t to = G2Z__MIN(begin + info.elements, b->own_begin + b->own_elements);
+  g2z_update_range range;
+  memset(&range, 0, sizeof range);
+  if (info.unit != unit->kind || from >= to) return range;
+  const size_t inside = from - b->own_begin;
+  range.own_param_at = b->own_param_at + inside;
+  range.sum_at = b->sum_at + inside;
+  range.shard_at = b->shard_at + inside;
+  range.canonical = unit->canonical + (from - unit->begin);
+  range.elements = to - from;
+  range.decay = info.decay;
+  return range;
+}
+
+/* Appends an update range, or adds its elements to the last one if that ends where it begins and is
+ * number `from` or later. */
+G2Z__PRIVATE void g2z__plan_add_update(g2z_plan *plan, size_t from, const g2z_update_range *range) {
+  if (plan->updates > from) {
+    g2z_update_range *last = &plan->update[plan->updates - 1];
+    if (last->decay == range->decay &&
+        last->own_param_at + last->elements == range->own_param_at &&
+        last->shard_at + last->elements == range->shard_at &&
+        last->canonical + last->elements == range->canonical) {
+      last->elements += range->elements;
+      return;
     }
-    plan->bucket[plan->buckets].first_update[kind] = plan->updates = updates;
-    if (kind < G2Z_OPTIMIZER_MUON) plan->muon_updates = updates;
   }
+  plan->update[plan->updates++] = *range;
+}
+
+/* Appends this rank's update ranges of one optimizer, parameter by parameter. */
+G2Z__PRIVATE void g2z__plan_updates(g2z_plan *plan, g2z_optimizer kind) {
+  const size_t start = plan->updates;
+  const g2z_weight *weight = plan->weight;
+  size_t muon = 0; /* elements of Muon's weights so far, which v lacks and u has */
+  for (int k = 0; k < plan->buckets; k++) {
+    g2z_bucket *b = &plan->bucket[k];
+    b->first_update[kind] = plan->updates;
+    /* If other ranks wait for this bucket, its first range begins with it. */
+    const int cut = plan->gathers || (plan->muon_weights && k == plan->early);
+    const size_t from = cut ? plan->updates : start;
+    for (int u = b->unit; u <= b->last_unit; u++)
+      for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
+        const g2z_unit *unit = &plan->unit[u];
+        g2z_update_range range = g2z__plan_owned_range(plan, b, unit, (g2z_param)p);
+        if (range.elements == 0) continue;
+        const g2z_param_info info = g2z__param_describe(&plan->model, (g2z_param)p);
+        g2z_optimizer its = G2Z_OPTIMIZER_ADAMW;
+        range.v_at = range.shard_at - muon;
+        if (plan->muon_weights > 0 && info.muon > 0) {
+          its = G2Z_OPTIMIZER_MUON;
+          while (weight->unit != u || (int)weight->param != p) weight++;
+          const size_t begin = unit->canonical + plan->offset[p];
+          range.u_at = plan->routes ? muon : weight->home_at + (range.canonical - begin);
+          range.v_at = 0;
+          const size_t side = G2Z__MAX(info.rows, info.cols / (size_t)info.muon);
+          range.scale = (float)(0.2 * sqrt((double)side));
+          muon += range.elements;
+        }
+        if (its == kind) g2z__plan_add_update(plan, from, &range);
+      }
+  }
+  plan->bucket[plan->buckets].first_update[kind] = plan->updates;
 }
 
 G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
@@ -4312,11 +4370,14 @@ G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
     for (; numbered <= b->last_unit; numbered++) plan->unit[numbered].bucket = k;
   }
   plan->unit[plan->units].bucket = plan->buckets;
-  plan->early = plan->muon_weights ? plan->unit[plan->wte].bucket
-                : plan->gathers ? plan->unit[plan->model.layers].bucket : 0;
+  plan->early = 0;
+  if (plan->muon_weights) plan->early = plan->unit[plan->wte].bucket;
+  else if (plan->gathers) plan->early = plan->unit[plan->model.layers].bucket; /* block 0 */
   plan->bucket[plan->buckets].begin = plan->elements;
   G2Z_TRY(g2z__plan_homes(plan));
-  g2z__plan_updates(plan);
+  g2z__plan_updates(plan, G2Z_OPTIMIZER_ADAMW);
+  plan->muon_updates = plan->updates;
+  g2z__plan_updates(plan, G2Z_OPTIMIZER_MUON);
   return G2Z_OK;
 }
 
@@ -4475,9 +4536,9 @@ G2Z__PRIVATE void g2z__plan_batch(g2z_plan *plan, int batch) {
   size_t logits = (size_t)plan->seq * (size_t)plan->vocab_padded * plan->dtype_bytes;
   int limit = 2 * logits <= activations ? 65536 : 8192;
   if (plan->device == G2Z_DEVICE_CPU) limit = 256;
-  plan->head_chunk = tokens < limit ? tokens : limit;
-  size_t column = (size_t)plan->head_chunk * plan->dtype_bytes;
-  if (column < sizeof(float)) column = sizeof(float); /* generation needs an fp32 row */
+  plan->head_chunk = G2Z__MIN(tokens, limit);
+  /* At least sizeof(float), because generation needs a row of fp32. */
+  const size_t column = G2Z__MAX((size_t)plan->head_chunk * plan->dtype_bytes, sizeof(float));
   plan->logits_bytes = g2z__align(column * (size_t)plan->vocab_padded);
 
   /* The embedding's part of wte's gradient is sent separately if that is clearly faster than
@@ -4503,7 +4564,6 @@ G2Z__PRIVATE void g2z__plan_batch(g2z_plan *plan, int batch) {
 /* Fills in kind, size and indices of each unit, then the bucket size and the rest of the plan. */
 G2Z__PRIVATE g2z_status g2z__plan_lay_out(g2z_plan *plan, const g2z_train_config *config) {
   const size_t C = (size_t)plan->model.channels, grain = g2z__plan_grain(plan);
-  const size_t layers = (size_t)plan->model.layers, by_unit = (size_t)plan->by_unit;
   size_t elements[] = {0, 0, 0, 0}, at = 0, canonical = 0;
   G2Z_TRY(G2Z_NEW(plan->services, (size_t)plan->units + 1, &plan->unit));
 
@@ -4521,39 +4581,52 @@ G2Z__PRIVATE g2z_status g2z__plan_lay_out(g2z_plan *plan, const g2z_train_config
     unit->elements = elements[unit->kind];
     unit->padded = g2z__round_up(unit->elements, grain);
     unit->canonical = canonical;
-    unit->begin = u == plan->wte ? g2z__round_up(at, grain) : at;
-    at = unit->begin + (by_unit ? unit->padded : unit->elements);
+    unit->begin = at;
+    if (u == plan->wte) unit->begin = g2z__round_up(at, grain);
+    at = unit->begin + (plan->by_unit ? unit->padded : unit->elements);
     canonical += unit->elements;
   }
   plan->elements = plan->unit[plan->units].begin = g2z__round_up(at, grain);
   plan->parameters = plan->unit[plan->wte].canonical + (size_t)plan->model.vocab * C;
   plan->shard_elements = g2z__plan_owned(plan, plan->elements);
 
-  /* Where the units lie on this rank. Gathered blocks' two buffers follow the final LayerNorm. */
-  const g2z_unit *block = &plan->unit[1], *wpe = &plan->unit[plan->wpe];
-  const g2z_unit *wte = &plan->unit[plan->wte];
-  const size_t largest = block->padded > wpe->padded ? block->padded : wpe->padded;
-  const size_t gone = block->gathered ? layers * block->padded - 2 * block->padded : 0;
+  /* Where the parameters lie on this rank. Gathered blocks share two buffers, which follow the
+   * final LayerNorm. Their slices follow wte. */
+  const g2z_unit *block = &plan->unit[1], *wte = &plan->unit[plan->wte];
+  size_t blocks = 0, buffers = 0; /* elements of all gathered blocks, and of the two buffers */
+  if (block->gathered) {
+    blocks = (size_t)plan->model.layers * block->padded;
+    buffers = 2 * block->padded;
+  }
   for (int u = 0; u < plan->units; u++) {
     g2z_unit *unit = &plan->unit[u];
-    size_t buffer = (size_t)(u == plan->wte ? 2 : u % 2);
-    unit->param_at = unit->gathered ? block->begin + (size_t)(u % 2) * block->padded
-                                    : unit->begin - (u > 0 ? gone : 0);
-    unit->grad_at = by_unit ? buffer * largest : unit->begin;
+    unit->param_at = unit->begin;
+    if (unit->gathered) unit->param_at = block->begin + (size_t)(u % 2) * block->padded;
+    else if (u > 0) unit->param_at = unit->begin - blocks + buffers;
   }
-  plan->grad_elements = by_unit ? wte->grad_at + wte->padded : plan->elements;
-  plan->param_elements = plan->slices_at = wte->param_at + plan->elements - wte->begin;
-  if (block->gathered) plan->param_elements += layers * block->padded / (size_t)plan->slices;
+  plan->slices_at = wte->param_at + plan->elements - wte->begin;
+  plan->param_elements = plan->slices_at + blocks / (size_t)plan->slices;
+
+  /* Where backward writes the gradients. From stage 2 on, the units alternate between two buffers,
+   * and wte has its own. */
+  const size_t buffer = G2Z__MAX(block->padded, plan->unit[plan->wpe].padded);
+  for (int u = 0; u < plan->units; u++) {
+    g2z_unit *unit = &plan->unit[u];
+    if (!plan->by_unit) unit->grad_at = unit->begin;
+    else if (u == plan->wte) unit->grad_at = 2 * buffer;
+    else unit->grad_at = (size_t)(u % 2) * buffer;
+  }
+  plan->grad_elements = plan->elements;
+  if (plan->by_unit) plan->grad_elements = wte->grad_at + wte->padded;
 
   /* Buckets smaller than 64 MiB need more collectives, and each costs time to start. Larger buckets
    * leave more traffic for the end of the step, when no computation hides it. */
   double bytes = 64.0 * 1048576.0;
   if (config->bucket_mb > 0) bytes = (double)config->bucket_mb * 1048576.0;
   else if (bytes < 2e6 * plan->world) bytes = 2e6 * plan->world;
-  size_t bucket = (size_t)(bytes / plan->grad_bytes) / grain * grain;
-  if (bucket < grain) bucket = grain;
-  plan->bucket_elements = bucket < plan->elements ? bucket : plan->elements;
-  size_t most = plan->elements / plan->bucket_elements + (size_t)plan->units;
+  const size_t bucket = (size_t)(bytes / plan->grad_bytes) / grain * grain;
+  plan->bucket_elements = G2Z__MIN(G2Z__MAX(bucket, grain), plan->elements);
+  const size_t most = plan->elements / plan->bucket_elements + (size_t)plan->units;
   if (most > 1 << 16)
     G2Z_REFUSE(plan->services, "buckets of %.4g MiB cut %zu gradients into %zu buckets: take a "
                "larger bucket_mb", (double)plan->bucket_elements * plan->grad_bytes / 1048576.0,
@@ -4590,34 +4663,38 @@ G2Z_API g2z_status g2z_plan_create(g2z_services *services, const g2z_train_confi
   /* To add a stage, say what it is here: `owner`, `by_unit`, `gathers`, and in plan_lay_out
    * unit.gathered. Code that lays out memory or runs a step reads these, not the stage. Then follow
    * [A] to [D] of the page and its table. 3 is also a bound in g2z__settings and g2z_plan_fits. */
-  plan->owner = config->strategy == G2Z_STRATEGY_DP ? G2Z_OWNER_ROOT
-                : config->zero_stage == 0           ? G2Z_OWNER_ALL
-                                                    : G2Z_OWNER_SLICES;
+  plan->owner = G2Z_OWNER_SLICES;
+  if (config->zero_stage == 0) plan->owner = G2Z_OWNER_ALL;
+  if (config->strategy == G2Z_STRATEGY_DP) plan->owner = G2Z_OWNER_ROOT;
   plan->by_unit = config->zero_stage >= 2;
   plan->gathers = world > 1 && plan->owner != G2Z_OWNER_ALL;
   plan->dropout = config->dropout > 0;
   plan->recompute = config->recompute;
-  plan->dtype = config->dtype;
+  plan->dtype = plan->grad_dtype = plan->wire_dtype = config->dtype;
   plan->fp8 = config->fp8;
-  int wide = config->grad_fp32 || config->accum > 2 || config->dtype == G2Z_TF32;
-  plan->grad_dtype = wide ? G2Z_FP32 : config->dtype;
+  const int wide = config->grad_fp32 || config->dtype == G2Z_TF32;
+  if (wide) plan->wire_dtype = G2Z_FP32;
+  if (wide || config->accum > 2) plan->grad_dtype = G2Z_FP32;
   plan->launches = (size_t)config->accum * (26 * (size_t)config->model.layers + 4);
   plan->graphed = config->graph == 1 || (config->graph == 2 && device == G2Z_DEVICE_CUDA &&
                                          plan->launches <= G2Z__GRAPH_LAUNCHES);
   const int one_host = local_world == 0 || local_world == world;
-  int copies = plan->owner == G2Z_OWNER_SLICES && world > 1 && device == G2Z_DEVICE_CUDA;
-  plan->transport = copies && one_host ? config->transport : G2Z_TRANSPORT_NCCL;
-  plan->reduce = plan->transport == G2Z_TRANSPORT_NCCL ? G2Z_TRANSPORT_NCCL : G2Z_TRANSPORT_COPY;
-  plan->wire_dtype = config->grad_fp32 || config->dtype == G2Z_TF32 ? G2Z_FP32 : config->dtype;
-  int halves = device == G2Z_DEVICE_CUDA;
-  plan->dtype_bytes = halves && (plan->dtype == G2Z_FP16 || plan->dtype == G2Z_BF16) ? 2 : 4;
-  plan->grad_bytes = halves && plan->grad_dtype != G2Z_FP32 ? 2 : 4;
+  const int copies = plan->owner == G2Z_OWNER_SLICES && world > 1 && device == G2Z_DEVICE_CUDA;
+  plan->transport = plan->reduce = G2Z_TRANSPORT_NCCL;
+  if (copies && one_host) plan->transport = config->transport;
+  if (plan->transport != G2Z_TRANSPORT_NCCL) plan->reduce = G2Z_TRANSPORT_COPY;
+  plan->dtype_bytes = plan->grad_bytes = plan->moment_bytes = plan->u_bytes = sizeof(float);
+  if (device == G2Z_DEVICE_CUDA) { /* a CPU stores everything as fp32 */
+    if (plan->dtype == G2Z_FP16 || plan->dtype == G2Z_BF16) plan->dtype_bytes = 2;
+    if (plan->grad_dtype != G2Z_FP32) plan->grad_bytes = 2;
+    if (config->optimizer.moments_bf16) plan->moment_bytes = 2;
+    plan->u_bytes = 2;
+  }
   plan->optimizer = config->optimizer.kind;
-  plan->moment_bytes = halves && config->optimizer.moments_bf16 ? 2 : 4;
-  plan->u_bytes = device == G2Z_DEVICE_CUDA ? 2 : 4;
-  for (int p = 0; p < G2Z_PARAM_COUNT && plan->optimizer == G2Z_OPTIMIZER_MUON; p++)
-    if (g2z__param_describe(&plan->model, (g2z_param)p).muon)
-      plan->muon_weights += config->model.layers;
+  if (plan->optimizer == G2Z_OPTIMIZER_MUON)
+    for (int p = 0; p < G2Z_PARAM_COUNT; p++)
+      if (g2z__param_describe(&plan->model, (g2z_param)p).muon)
+        plan->muon_weights += config->model.layers;
   plan->units = config->model.layers + 3;
   plan->wpe = plan->units - 2;
   plan->wte = plan->units - 1;
@@ -4666,41 +4743,47 @@ G2Z_API g2z_status g2z_plan_fits(g2z_services *services, const g2z_train_config 
                                  const g2z_plan *plan, size_t free_bytes, int sharing) {
   const int shards = plan->world > 1 && plan->strategy == G2Z_STRATEGY_ZERO;
   const double needs = g2z__gib(g2z__plan_needs(plan)), there = g2z__gib(free_bytes);
-  char remedy[300] = "", each[64] = "", stage[32] = "";
+  char remedy[300] = "", each[64] = "", zero[32] = "";
   if (g2z__plan_needs(plan) <= free_bytes) return G2Z_OK;
   if (sharing > 1) snprintf(each, sizeof each, " for each of the %d ranks on this host", sharing);
   int most = 0; /* the largest batch of all trials, at most the requested one */
-  for (int i = 0; i < 8 && most < plan->batch; i++) {
+  /* Trials: each stage from the config's on, without recomputation and with it. */
+  const int trials = shards ? 2 * (4 - config->zero_stage) : 2;
+  for (int i = 0; i < trials && most < plan->batch; i++) {
     g2z_train_config trial = *config;
     g2z_plan *leaner;
-    if (i % 2) trial.recompute = G2Z_RECOMPUTE_BLOCK;
+    const char *recompute = "", *joins = " with";
     trial.zero_stage += i / 2;
-    if (trial.zero_stage > (shards ? 3 : plan->zero_stage)) break;
+    if (i % 2 == 1) {
+      trial.recompute = G2Z_RECOMPUTE_BLOCK;
+      recompute = " with recompute=block";
+      joins = " and";
+    }
     G2Z_TRY(g2z_plan_create(services, &trial, plan->device, plan->rank, plan->world,
                             plan->local_world, &leaner));
     int batch = g2z_plan_largest_batch(leaner, free_bytes);
+    batch = G2Z__MIN(batch, plan->batch);
     g2z_plan_free(leaner);
-    if (batch > plan->batch) batch = plan->batch;
     if (batch <= most) continue;
     most = batch;
-    const char *joins = i % 2 ? " and" : " with";
-    if (i > 1) snprintf(stage, sizeof stage, "%s zero_stage=%d", joins, trial.zero_stage);
+    if (i > 1) snprintf(zero, sizeof zero, "%s zero_stage=%d", joins, trial.zero_stage);
     const size_t used = strlen(remedy);
-    snprintf(remedy + used, sizeof remedy - used, "%sbatch=%d%s%s fits", used ? ", " : "", batch,
-             i % 2 ? " with recompute=block" : "", stage);
+    const char *comma = used ? ", " : "";
+    snprintf(remedy + used, sizeof remedy - used, "%sbatch=%d%s%s fits", comma, batch, recompute,
+             zero);
   }
+  const char *accum = most < plan->batch ? "; accum can be raised to keep the global batch" : "";
   if (most > 0)
     return g2z_fail(services, G2Z_NO_MEMORY,
                     "batch=%d needs %.2f GiB and %.2f GiB are free%s: %s%s", plan->batch, needs,
-                    there, each, remedy,
-                    most < plan->batch ? "; accum can be raised to keep the global batch" : "");
+                    there, each, remedy, accum);
   const int least = g2z__plan_least_batch(plan);
+  const char *fp8 = least > 1 ? ", the least with fp8=all; fp8=forward can take less" : "";
+  const char *ranks = shards ? ", more ranks" : "";
   return g2z_fail(services, G2Z_NO_MEMORY,
                   "the model needs %.2f GiB at batch=%d and more than the %.2f GiB that are free%s "
                   "even at batch=%d%s: take a smaller model%s or a shorter seq", needs, plan->batch,
-                  there, each, least,
-                  least > 1 ? ", the least with fp8=all; fp8=forward can take less" : "",
-                  shards ? ", more ranks" : "");
+                  there, each, least, fp8, ranks);
 }
 
 /* ===== >>i07 shards and loader ===========================================
