@@ -7427,7 +7427,8 @@ struct g2z_ranks {
 G2Z__PRIVATE double g2z__awake(g2z__clock *clock) {
   double now = g2z_seconds(), gap = now - clock->last;
   clock->last = now;
-  return clock->awake += gap < clock->step_s ? gap : clock->step_s;
+  clock->awake += G2Z__MIN(gap, clock->step_s);
+  return clock->awake;
 }
 
 G2Z__PRIVATE void g2z__clock_start(g2z__clock *clock, double step_s) {
@@ -7453,10 +7454,12 @@ static const g2z__launcher g2z__launchers[] = {
     {"slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", NULL,
      {"SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", NULL}}};
 
-/* An environment variable; an empty one counts as not set. */
+/* An environment variable. NULL: it is not set or empty, or `name` is NULL. */
 G2Z__PRIVATE const char *g2z__env(const char *name) {
-  const char *text = name ? getenv(name) : NULL;
-  return text && *text ? text : NULL;
+  if (!name) return NULL;
+  const char *text = getenv(name);
+  if (!text || !*text) return NULL;
+  return text;
 }
 
 /* An environment variable that must be a whole number; `otherwise` when it is not set. */
@@ -7466,7 +7469,8 @@ G2Z__PRIVATE g2z_status g2z__env_number(g2z_services *services, const char *name
   *out = otherwise;
   if (!text) return G2Z_OK;
   size_t digits = strspn(text, "0123456789");
-  long value = digits && digits < 10 && !text[digits] ? strtol(text, NULL, 10) : -1;
+  long value = -1;
+  if (digits && digits < 10 && !text[digits]) value = strtol(text, NULL, 10);
   if (value < least || value > most)
     G2Z_REFUSE(services, "%s=%.80s: must be a whole number from %d to %d", name, text, least, most);
   *out = (int)value;
@@ -7479,47 +7483,40 @@ G2Z__PRIVATE int g2z__place_is_here(const char *address) {
          strcmp(address, "localhost") == 0;
 }
 
-G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
-  const g2z__launcher *launcher = g2z__launchers;
-  const g2z__launcher *end = launcher + G2Z_COUNT(g2z__launchers);
-  int nodes, parent, slurm = 0;
-  const char *rank = NULL, *size = NULL;
-  memset(out, 0, sizeof *out);
-  for (; launcher < end; launcher++) {
-    slurm = strcmp(launcher->name, "slurm") == 0;
-    rank = g2z__env(launcher->rank);
-    size = g2z__env(launcher->size);
-    /* Slurm sets SLURM_PROCID in the batch script, too, which is no job step. */
-    if (size || (rank && !slurm)) break;
+/* Rank, size, local rank and local size. local_rank -1 and local_world 0: not known. */
+G2Z__PRIVATE g2z_status g2z__place_numbers(g2z_services *services, const g2z__launcher *launcher,
+                                           g2z_place *out) {
+  const char *set = launcher->rank, *missing = launcher->size;
+  int nodes;
+  if (!g2z__env(set)) {
+    set = launcher->size;
+    missing = launcher->rank;
   }
-  if (launcher == end) { /* no launcher: alone */
-    *out = g2z_ranks_config_default().place;
-    G2Z_TRY(g2z__env_number(services, "SLURM_NTASKS", 1, INT_MAX / 2, 1, &out->unstarted));
-    if (out->unstarted == 1) out->unstarted = 0;
-    return G2Z_OK;
-  }
-
-  /* Rank, size, local rank and local size. */
-  if (!rank || !size)
-    G2Z_REFUSE(services, "%s=%.80s is set, but %s is not: set both, or neither",
-               rank ? launcher->rank : launcher->size, rank ? rank : size,
-               rank ? launcher->size : launcher->rank);
-  snprintf(out->launcher, sizeof out->launcher, "%s", launcher->name);
+  if (!g2z__env(missing))
+    G2Z_REFUSE(services, "%s=%.80s is set, but %s is not: set both, or neither", set, g2z__env(set),
+               missing);
   G2Z_TRY(g2z__env_number(services, launcher->size, 1, G2Z__RANKS_MAX, 1, &out->world));
   G2Z_TRY(g2z__env_number(services, launcher->rank, 0, out->world - 1, 0, &out->rank));
   G2Z_TRY(g2z__env_number(services, launcher->local_size, 1, out->world, 0, &out->local_world));
   G2Z_TRY(g2z__env_number(services, "SLURM_STEP_NUM_NODES", 1, INT_MAX / 2, 0, &nodes));
-  if (out->world == 1 || (slurm && nodes == 1)) out->local_world = out->world;
-  int last = (out->local_world ? out->local_world : out->world) - 1;
+  if (nodes == 1 && strcmp(launcher->name, "slurm") == 0) out->local_world = out->world;
+  if (out->world == 1) out->local_world = 1;
+  int last = out->world - 1; /* the largest local rank */
+  if (out->local_world) last = out->local_world - 1;
   G2Z_TRY(g2z__env_number(services, launcher->local_rank, 0, last, -1, &out->local_rank));
   if (out->local_rank < 0) /* srun --mpi=pmi2 sets only Slurm's local rank */
     G2Z_TRY(g2z__env_number(services, "SLURM_LOCALID", 0, last, -1, &out->local_rank));
   if (out->world == 1) out->local_rank = 0;
+  return G2Z_OK;
+}
 
-  /* The host of rank 0. Variables set by hand without MASTER_ADDR: all ranks are on this host. */
+/* The host of rank 0. Users also set RANK and WORLD_SIZE by hand, without the other variables that
+ * torchrun always sets. Without MASTER_ADDR, such ranks are all on this host. */
+G2Z__PRIVATE g2z_status g2z__place_host(g2z_services *services, g2z_place *out) {
   const char *address = g2z__env("MASTER_ADDR");
-  int by_hand = strcmp(out->launcher, "torchrun") == 0;
-  int here = address ? g2z__place_is_here(address) : by_hand;
+  const int by_hand = strcmp(out->launcher, "torchrun") == 0; /* or by torchrun itself */
+  int here = by_hand;
+  if (address) here = g2z__place_is_here(address);
   if (here && !out->local_world) out->local_world = out->world;
   const int one_host = out->local_world == out->world;
   if (out->local_rank < 0 && by_hand && one_host) out->local_rank = out->rank;
@@ -7527,27 +7524,59 @@ G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
     G2Z_REFUSE(services, "rank %d of %d (%s) does not know which of the ranks on its host it is: "
                "set LOCAL_RANK, together with RANK and WORLD_SIZE", out->rank, out->world,
                out->launcher);
-  if (!one_host && !address)
+  if (!one_host && !address) {
+    const char *how = "";
+    if (strcmp(out->launcher, "openmpi") == 0) how = " (mpirun -x MASTER_ADDR=HOST)";
     G2Z_REFUSE(services, "rank %d of %d (%s) cannot know where rank 0 is: set MASTER_ADDR to its "
-               "host%s", out->rank, out->world, out->launcher,
-               strcmp(out->launcher, "openmpi") ? "" : " (mpirun -x MASTER_ADDR=HOST)");
+               "host%s", out->rank, out->world, out->launcher, how);
+  }
   if (by_hand && out->world > 1 && !g2z__env("MASTER_PORT"))
     G2Z_REFUSE(services, "RANK=%d and WORLD_SIZE=%d without MASTER_PORT: set it to a number that "
                "is the same for all ranks of this job and for no other job", out->rank, out->world);
   snprintf(out->host, sizeof out->host, "%s", one_host ? "127.0.0.1" : address);
+  return G2Z_OK;
+}
 
-  /* The job's id and secret, and a port that follows from the id. */
+/* The job's id and secret, and a port that follows from the id. */
+G2Z__PRIVATE g2z_status g2z__place_job(g2z_services *services, const g2z__launcher *launcher,
+                                       g2z_place *out) {
   const char *id = g2z__env("G2Z_RUN_ID"), *secret = g2z__env("G2Z_SECRET");
-  int used = snprintf(out->job, sizeof out->job, "%s", id ? id : launcher->name);
-  for (int k = 0; !id && k < 4 && launcher->ids[k] && used < (int)sizeof out->job; k++) {
-    const char *part = g2z__env(launcher->ids[k]);
-    used += snprintf(out->job + used, sizeof out->job - (size_t)used, " %s", part ? part : "-");
+  if (secret) snprintf(out->secret, sizeof out->secret, "%s", secret);
+  if (id) {
+    snprintf(out->job, sizeof out->job, "%s", id);
+  } else {
+    int used = snprintf(out->job, sizeof out->job, "%s", launcher->name);
+    for (int k = 0; k < 4 && launcher->ids[k] && used < (int)sizeof out->job; k++) {
+      const char *part = g2z__env(launcher->ids[k]);
+      used += snprintf(out->job + used, sizeof out->job - (size_t)used, " %s", part ? part : "-");
+    }
   }
-  snprintf(out->secret, sizeof out->secret, "%s", secret ? secret : "");
   /* 20000: below the ports that systems give to outgoing connections. */
   const uint64_t hash = g2z__hash(G2Z__HASH, out->job, strlen(out->job));
-  G2Z_TRY(g2z__env_number(services, "MASTER_PORT", 1, 65535 - G2Z__RANKS_PORTS,
-                          20000 + (int)(hash % 9900), &out->port));
+  return g2z__env_number(services, "MASTER_PORT", 1, 65535 - G2Z__RANKS_PORTS,
+                         20000 + (int)(hash % 9900), &out->port);
+}
+
+G2Z_API g2z_status g2z_place_find(g2z_services *services, g2z_place *out) {
+  const g2z__launcher *launcher = g2z__launchers;
+  const g2z__launcher *end = launcher + G2Z_COUNT(g2z__launchers);
+  int parent;
+  memset(out, 0, sizeof *out);
+  for (; launcher < end; launcher++) {
+    if (g2z__env(launcher->size)) break;
+    /* Slurm sets SLURM_PROCID in the batch script, too, which is no job step. */
+    if (g2z__env(launcher->rank) && strcmp(launcher->name, "slurm") != 0) break;
+  }
+  if (launcher == end) { /* no launcher: alone */
+    *out = g2z_ranks_config_default().place;
+    G2Z_TRY(g2z__env_number(services, "SLURM_NTASKS", 1, INT_MAX / 2, 1, &out->unstarted));
+    if (out->unstarted == 1) out->unstarted = 0;
+    return G2Z_OK;
+  }
+  snprintf(out->launcher, sizeof out->launcher, "%s", launcher->name);
+  G2Z_TRY(g2z__place_numbers(services, launcher, out));
+  G2Z_TRY(g2z__place_host(services, out));
+  G2Z_TRY(g2z__place_job(services, launcher, out));
   G2Z_TRY(g2z__env_number(services, "G2Z_RANKS_PARENT", 1, INT_MAX / 4, 0, &parent));
   if (parent == (int)getppid()) snprintf(out->launcher, sizeof out->launcher, "ranks");
   return G2Z_OK;
@@ -7573,13 +7602,19 @@ G2Z__PRIVATE void g2z__peer_close(g2z__peer *peer) {
   g2z__socket_close(&peer->control.socket);
 }
 
+/* A time for poll(): whole milliseconds, rounded up. */
+G2Z__PRIVATE int g2z__poll_ms(double wait_s) {
+  if (!(wait_s > 0)) return 0;
+  return (int)(wait_s * 1000) + 1;
+}
+
 /* Waits for `events` or an error until the clock reaches `until`; 1: one of them came. */
 G2Z__PRIVATE int g2z__socket_wait(g2z__clock *clock, int socket, short events, double until) {
   for (;;) {
     struct pollfd entry = {socket, events, 0};
     double left = until - g2z__awake(clock);
     if (left > 0.1) left = 0.1; /* read often: the clock adds at most step_s */
-    int ready = poll(&entry, 1, left > 0 ? (int)(left * 1000) + 1 : 0);
+    int ready = poll(&entry, 1, g2z__poll_ms(left));
     if (ready > 0) return 1;
     if ((ready < 0 && errno != EINTR) || left <= 0) return 0;
   }
@@ -7598,7 +7633,7 @@ G2Z__PRIVATE void g2z__poll(g2z_ranks *ranks, g2z__link *callers, int caller_cou
     ranks->polls[count].events = POLLIN;
     ranks->polled[count++] = link;
   }
-  if (poll(ranks->polls, count, wait_s > 0 ? (int)(wait_s * 1000) + 1 : 0) <= 0) return;
+  if (poll(ranks->polls, count, g2z__poll_ms(wait_s)) <= 0) return;
   for (nfds_t i = 0; i < count; i++) ranks->polled[i]->ready = ranks->polls[i].revents != 0;
 }
 
@@ -7684,7 +7719,8 @@ G2Z__PRIVATE int g2z__await(g2z__clock *clock, g2z__link *link, double until) {
   int heard;
   while ((heard = g2z__hear(link)) == 0)
     if (!g2z__socket_wait(clock, link->socket, POLLIN, until)) return -1;
-  return heard > 0 ? (int)link->in.head.kind : -1;
+  if (heard < 0) return -1;
+  return (int)link->in.head.kind;
 }
 
 /* ----- the meeting: all ranks but 0 --------------------------------------
@@ -7694,10 +7730,21 @@ G2Z__PRIVATE int g2z__await(g2z__clock *clock, g2z__link *link, double until) {
 #define G2Z__PATIENCE_S 1.5 /* wait for a process that may not be rank 0 */
 
 G2Z__PRIVATE g2z_status g2z__meeting_told(g2z_ranks *ranks, g2z__ending *ending) {
-  int known = ending->status > 0 && ending->status < G2Z_STATUS_COUNT;
+  g2z_status status = G2Z_LOST;
+  if (ending->status > 0 && ending->status < G2Z_STATUS_COUNT) status = (g2z_status)ending->status;
   ending->fault.sentence[sizeof ending->fault.sentence - 1] = 0;
-  return g2z_fail(ranks->services, known ? (g2z_status)ending->status : G2Z_LOST, "%s",
-                  ending->fault.sentence);
+  return g2z_fail(ranks->services, status, "%s", ending->fault.sentence);
+}
+
+/* Connects a socket, which does not block. 0: it failed, or the clock has reached `until`. */
+G2Z__PRIVATE int g2z__socket_connect(g2z__clock *clock, int socket, const struct addrinfo *address,
+                                     double until) {
+  int error = 0;
+  socklen_t bytes = sizeof error;
+  if (connect(socket, address->ai_addr, address->ai_addrlen) == 0) return 1;
+  if (errno != EINPROGRESS && errno != EINTR) return 0;
+  if (!g2z__socket_wait(clock, socket, POLLOUT, until)) return 0;
+  return getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &bytes) == 0 && error == 0;
 }
 
 /* Tries to open control and then data at this address, and waits for WELCOME on each, on data until
@@ -7710,26 +7757,24 @@ G2Z__PRIVATE g2z_status g2z__seek(g2z_ranks *ranks, const struct addrinfo *addre
   g2z__clock *clock = &ranks->clock;
   int control = 1;
   for (; control >= 0; control--) {
-    g2z__link *link = control ? &zero->control : &zero->data;
-    const g2z__welcome *welcome = &link->in.body.welcome;
     const double patience = g2z__awake(clock) + G2Z__PATIENCE_S;
-    int error = 0;
-    socklen_t bytes = sizeof error;
+    g2z__link *link = &zero->control;
+    double deadline = patience; /* for WELCOME */
+    if (!control) {
+      link = &zero->data;
+      deadline = until;
+    }
+    const g2z__welcome *welcome = &link->in.body.welcome;
     link->got = 0;
     link->socket = g2z__socket_at(address, port);
     if (link->socket < 0) break;
-    if (connect(link->socket, address->ai_addr, address->ai_addrlen) != 0 &&
-        ((errno != EINPROGRESS && errno != EINTR) ||
-         !g2z__socket_wait(clock, link->socket, POLLOUT, patience) ||
-         getsockopt(link->socket, SOL_SOCKET, SO_ERROR, &error, &bytes) != 0 || error != 0))
-      break;
+    if (!g2z__socket_connect(clock, link->socket, address, patience)) break;
     snprintf(seen, 160, "; the listener on port %d is not this job's rank 0: ranks of one job need "
              "the same WORLD_SIZE, MASTER_PORT, --run-id and G2Z_SECRET", port);
     hello->control = control;
-    if (!g2z__say(link->socket, G2Z__HELLO, hello) ||
-        g2z__await(clock, link, control ? patience : until) != G2Z__WELCOME ||
-        memcmp(welcome->token, ranks->tokens[1], sizeof welcome->token) != 0)
-      break;
+    if (!g2z__say(link->socket, G2Z__HELLO, hello)) break;
+    if (g2z__await(clock, link, deadline) != G2Z__WELCOME) break;
+    if (memcmp(welcome->token, ranks->tokens[1], sizeof welcome->token) != 0) break;
     snprintf(zero->hello.host, sizeof zero->hello.host, "%.63s", welcome->host);
   }
   *found = control < 0;
@@ -7746,8 +7791,9 @@ G2Z__PRIVATE g2z_status g2z__meet_zero(g2z_ranks *ranks) {
   g2z__link *control = &ranks->peers[0].control;
   char seen[160] = "";
   int found = 0;
-  for (double pause_s = 0.02;; pause_s = pause_s < longest_s ? pause_s * 1.5 : longest_s) {
-    int error = ranks->addresses ? 0 : g2z__socket_resolve(place->host, &ranks->addresses);
+  for (double pause_s = 0.02;; pause_s = G2Z__MIN(1.5 * pause_s, longest_s)) {
+    int error = 0;
+    if (!ranks->addresses) error = g2z__socket_resolve(place->host, &ranks->addresses);
     if (error) snprintf(seen, sizeof seen, ": %s", gai_strerror(error));
     for (const struct addrinfo *at = ranks->addresses; at && !found; at = at->ai_next)
       for (int i = 0; i < G2Z__RANKS_PORTS && !found; i++)
@@ -7817,31 +7863,28 @@ G2Z__PRIVATE void g2z__meeting_forget(g2z_ranks *ranks, g2z__peer *peer) {
   memset(&peer->hello, 0, sizeof peer->hello);
 }
 
-/* Handles a caller's message. A connection with the token becomes its rank's, or gets FAULT with
- * the reason; any other is closed without an answer. The first process that claims a rank keeps it.
- * Another process must belong to a second job with the same id, and gets FAULT. */
-G2Z__PRIVATE void g2z__meeting_hear(g2z_ranks *ranks, g2z__link *caller) {
-  g2z__meeting *meeting = &ranks->meeting;
+/* Whether a caller with the job's token gets an answer. If not, it is closed without one. */
+G2Z__PRIVATE int g2z__meeting_admits(const g2z_ranks *ranks, const g2z__hello *hello) {
+  const int world = ranks->config.place.world;
+  if (hello->rank == 0) return 0; /* this process is rank 0 */
+  if (hello->rank < 0 || hello->rank >= world) {
+    /* Only a rank that was started for another number of ranks may have such a number. It is
+     * answered to learn why it cannot join. It listens for that on control. */
+    return hello->world != world && hello->control;
+  }
+  const g2z__peer *peer = &ranks->peers[hello->rank];
+  /* The first process that claims a rank keeps it. Another process that claims it must belong to a
+   * second job with the same id. */
+  if (peer->hello.process && peer->hello.process != hello->process) return 0;
+  if (hello->control) return 1;
+  /* Data comes after control, and comes once. */
+  return peer->control.socket >= 0 && peer->data.socket < 0;
+}
+
+/* Fails the meeting if a member's world, build or GPU does not fit. */
+G2Z__PRIVATE void g2z__meeting_compare(g2z_ranks *ranks, const g2z__hello *hello) {
   const int world = ranks->config.place.world;
   const g2z__hello *zero = &ranks->peers[0].hello;
-  g2z__hello *hello = &caller->in.body.hello;
-  const int heard = g2z__hear(caller), said_hello = heard > 0 && caller->in.head.kind == G2Z__HELLO;
-  if (heard == 0) return;
-  const int right = said_hello && memcmp(hello->token, ranks->tokens[0], sizeof hello->token) == 0;
-  const int known = right && hello->rank > 0 && hello->rank < world;
-  g2z__peer *peer = known ? &ranks->peers[hello->rank] : NULL;
-  meeting->strangers += said_hello && !right;
-  /* Control comes before data, and data comes once. */
-  if (!right || hello->rank == 0 || (!peer && hello->world == world) ||
-      (peer && peer->hello.process && peer->hello.process != hello->process) ||
-      (!hello->control && (!peer || peer->control.socket < 0 || peer->data.socket >= 0))) {
-    g2z__socket_close(&caller->socket);
-    return;
-  }
-  hello->host[sizeof hello->host - 1] = hello->device[sizeof hello->device - 1] = 0;
-  hello->build[sizeof hello->build - 1] = 0;
-
-  /* A member whose world, build or GPU does not fit fails the meeting. */
   if (hello->world != world)
     g2z__meeting_fail(ranks, G2Z_BAD_ARGUMENT,
                       "rank %d on %s was started for %d ranks, rank 0 on %s for %d: start all with "
@@ -7851,36 +7894,69 @@ G2Z__PRIVATE void g2z__meeting_hear(g2z_ranks *ranks, g2z__link *caller) {
                       "rank %d on %s runs build %s, rank 0 on %s runs %s: start the same program "
                       "everywhere", hello->rank, hello->host, hello->build, zero->host,
                       zero->build);
-  for (int r = 0; r < world && hello->device[0]; r++) {
+  if (!hello->device[0]) return; /* on a CPU */
+  for (int r = 0; r < world; r++) {
     const g2z__hello *other = &ranks->peers[r].hello;
-    const int low = r < hello->rank ? r : hello->rank;
-    if (r != hello->rank && strcmp(hello->device, other->device) == 0 &&
-        strcmp(hello->host, other->host) == 0)
-      g2z__meeting_fail(ranks, G2Z_BAD_ARGUMENT,
-                        "ranks %d and %d on %s share one GPU (%s): start as many ranks as there "
-                        "are GPUs, and check LOCAL_RANK and CUDA_VISIBLE_DEVICES", low,
-                        r + hello->rank - low, hello->host, hello->device);
+    if (r == hello->rank || strcmp(hello->device, other->device) != 0 ||
+        strcmp(hello->host, other->host) != 0)
+      continue;
+    g2z__meeting_fail(ranks, G2Z_BAD_ARGUMENT,
+                      "ranks %d and %d on %s share one GPU (%s): start as many ranks as there "
+                      "are GPUs, and check LOCAL_RANK and CUDA_VISIBLE_DEVICES",
+                      G2Z__MIN(r, hello->rank), G2Z__MAX(r, hello->rank), hello->host,
+                      hello->device);
   }
+}
+
+/* Sends a rank the failure. */
+G2Z__PRIVATE void g2z__meeting_refuse(g2z__meeting *meeting, int socket, g2z__peer *peer) {
+  g2z__say(socket, G2Z__FAULT, &meeting->ending);
+  if (!peer || peer->left) return;
+  peer->left = 1;
+  meeting->told++;
+}
+
+/* Handles a caller's message. A connection with the token becomes its rank's, or gets FAULT with
+ * the reason; any other is closed without an answer. */
+G2Z__PRIVATE void g2z__meeting_hear(g2z_ranks *ranks, g2z__link *caller) {
+  g2z__meeting *meeting = &ranks->meeting;
+  g2z__hello *hello = &caller->in.body.hello;
+  const int heard = g2z__hear(caller);
+  if (heard == 0) return;
+  const int said_hello = heard > 0 && caller->in.head.kind == G2Z__HELLO;
+  const int right = memcmp(hello->token, ranks->tokens[0], sizeof hello->token) == 0;
+  if (said_hello && !right) meeting->strangers++;
+  if (!said_hello || !right || !g2z__meeting_admits(ranks, hello)) {
+    g2z__socket_close(&caller->socket);
+    return;
+  }
+  hello->host[sizeof hello->host - 1] = 0;
+  hello->device[sizeof hello->device - 1] = 0;
+  hello->build[sizeof hello->build - 1] = 0;
+  g2z__meeting_compare(ranks, hello);
 
   const int failed = meeting->ending.status != G2Z_OK;
+  g2z__peer *peer = NULL; /* NULL: the rank is outside of this world, and the meeting has failed */
+  if (hello->rank > 0 && hello->rank < ranks->config.place.world) peer = &ranks->peers[hello->rank];
   g2z__welcome welcome;
   memset(&welcome, 0, sizeof welcome);
   memcpy(welcome.token, ranks->tokens[1], sizeof welcome.token);
-  memcpy(welcome.host, zero->host, sizeof welcome.host);
+  memcpy(welcome.host, ranks->peers[0].hello.host, sizeof welcome.host);
   const int welcomed = g2z__say(caller->socket, G2Z__WELCOME, &welcome);
-  if (welcomed && failed) {
-    g2z__say(caller->socket, G2Z__FAULT, &meeting->ending);
-    if (peer && !peer->left) peer->left = 1, meeting->told++;
-  }
+  if (welcomed && failed) g2z__meeting_refuse(meeting, caller->socket, peer);
   if (!welcomed || failed) {
     g2z__socket_close(&caller->socket);
     return;
   }
-  if (hello->control) g2z__meeting_forget(ranks, peer); /* an earlier try's connections */
-  (hello->control ? &peer->control : &peer->data)->socket = caller->socket;
+  if (hello->control) {
+    g2z__meeting_forget(ranks, peer); /* an earlier try's connections */
+    peer->control.socket = caller->socket;
+  } else {
+    peer->data.socket = caller->socket;
+    meeting->present++;
+  }
   caller->socket = -1;
   peer->hello = *hello;
-  meeting->present += !hello->control;
 }
 
 /* Waits up to a tenth of a second for input, and handles it. */
@@ -7915,49 +7991,44 @@ G2Z__PRIVATE void g2z__meeting_poll(g2z_ranks *ranks) {
   caller->got = 0;
 }
 
-/* Holds the meeting until all ranks are there, or all that came have been sent the failure. */
-G2Z__PRIVATE g2z_status g2z__meet_all(g2z_ranks *ranks) {
+/* Listens at MASTER_ADDR, on the first port that is free. */
+G2Z__PRIVATE g2z_status g2z__meeting_listen(g2z_ranks *ranks) {
   const g2z_place *place = &ranks->config.place;
-  const int world = place->world;
-  const double join_s = ranks->config.join_s, until = g2z__awake(&ranks->clock) + join_s;
   g2z__meeting *meeting = &ranks->meeting;
   int *listener = &meeting->listener.socket;
-  meeting->present = 1;
-
-  /* Listen at MASTER_ADDR, on the first port that is free. */
   int error = g2z__socket_resolve(place->host, &ranks->addresses), on = 1;
   if (error)
     return g2z_fail(ranks->services, G2Z_IO, "rank 0 cannot listen at %s (MASTER_ADDR): %s",
                     place->host, gai_strerror(error));
-  if (place->local_world != world && !g2z__place_is_here(place->host) &&
+  if (place->local_world != place->world && !g2z__place_is_here(place->host) &&
       g2z__socket_widen(ranks->addresses))
     g2z_log(ranks->services, G2Z_LOG_WARNING, "MASTER_ADDR=%s is a loopback address on rank 0's "
             "host (see /etc/hosts): rank 0 listens on all interfaces; set MASTER_ADDR to one of "
             "this host's addresses in the network (hostname -I) to listen there alone",
             place->host);
-  for (int i = 0; i < G2Z__RANKS_PORTS && *listener < 0; i++)
-    for (struct addrinfo *at = ranks->addresses; at && *listener < 0; at = at->ai_next) {
+  for (int i = 0; i < G2Z__RANKS_PORTS; i++)
+    for (struct addrinfo *at = ranks->addresses; at; at = at->ai_next) {
       if (at->ai_family == AF_UNSPEC) continue;
       meeting->port = place->port + i;
       *listener = g2z__socket_at(at, meeting->port);
       if (*listener >= 0 &&
           setsockopt(*listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
           bind(*listener, at->ai_addr, at->ai_addrlen) == 0 && listen(*listener, 1024) == 0)
-        break;
+        return G2Z_OK;
       error = errno;
       g2z__socket_close(listener);
     }
-  if (*listener < 0)
-    return g2z_fail(ranks->services, G2Z_IO, "rank 0 cannot listen at %s, ports %d to %d: %s; set "
-                    "%s", place->host, place->port, place->port + G2Z__RANKS_PORTS - 1,
-                    strerror(error), error == EADDRINUSE
-                    ? "another MASTER_PORT" : "MASTER_ADDR to the host on which rank 0 runs");
+  const char *remedy = "MASTER_ADDR to the host on which rank 0 runs";
+  if (error == EADDRINUSE) remedy = "another MASTER_PORT";
+  return g2z_fail(ranks->services, G2Z_IO, "rank 0 cannot listen at %s, ports %d to %d: %s; set "
+                  "%s", place->host, place->port, place->port + G2Z__RANKS_PORTS - 1,
+                  strerror(error), remedy);
+}
 
-  while (meeting->ending.status == G2Z_OK && meeting->present < world &&
-         g2z__awake(&ranks->clock) <= until)
-    g2z__meeting_poll(ranks);
-
-  /* After the deadline, name the first missing ranks. */
+/* Fails the meeting with the first missing ranks. */
+G2Z__PRIVATE void g2z__meeting_miss(g2z_ranks *ranks) {
+  const g2z__meeting *meeting = &ranks->meeting;
+  const int world = ranks->config.place.world;
   char list[128] = "", strangers[128] = "";
   size_t used = 0;
   int more = world - meeting->present;
@@ -7970,34 +8041,60 @@ G2Z__PRIVATE g2z_status g2z__meet_all(g2z_ranks *ranks) {
   if (meeting->strangers)
     snprintf(strangers, sizeof strangers, " (%d callers had another WORLD_SIZE, MASTER_PORT, "
              "--run-id or G2Z_SECRET)", meeting->strangers);
-  if (meeting->present < world)
-    g2z__meeting_fail(ranks, G2Z_LOST, "after %.3g s only %d of %d ranks have met on %s, port "
-                      "%d; missing: rank %s%s; look at their output", join_s, meeting->present,
-                      world, ranks->peers[0].hello.host, meeting->port, list, strangers);
+  g2z__meeting_fail(ranks, G2Z_LOST, "after %.3g s only %d of %d ranks have met on %s, port "
+                    "%d; missing: rank %s%s; look at their output", ranks->config.join_s,
+                    meeting->present, world, ranks->peers[0].hello.host, meeting->port, list,
+                    strangers);
+}
 
-  /* Send all ranks START, or FAULT with the reason. */
-  const int failed = meeting->ending.status != G2Z_OK;
-  for (int r = 0; r < world; r++) {
+/* Sends FAULT to the ranks that are there. Waits up to 3 s for ranks that still start: they get
+ * FAULT now, not at their own deadline. */
+G2Z__PRIVATE void g2z__meeting_cancel(g2z_ranks *ranks) {
+  g2z__meeting *meeting = &ranks->meeting;
+  const int world = ranks->config.place.world;
+  for (int r = 1; r < world; r++) {
     g2z__peer *peer = &ranks->peers[r];
-    int local = 0;
-    for (int other = 0; other < world && !failed; other++)
-      local += strcmp(peer->hello.host, ranks->peers[other].hello.host) == 0;
-    if (r == 0 && !ranks->config.place.local_world) ranks->config.place.local_world = local;
-    if (peer->control.socket < 0 || peer->left) continue;
-    g2z__say(peer->control.socket, failed ? G2Z__FAULT : G2Z__START,
-             failed ? (const void *)&meeting->ending : &local);
-    if (failed) peer->left = 1, meeting->told++;
+    if (peer->control.socket >= 0 && !peer->left)
+      g2z__meeting_refuse(meeting, peer->control.socket, peer);
   }
-  if (failed) { /* ranks that still start get FAULT now, not at their own deadline */
-    const double patience = g2z__awake(&ranks->clock) + (join_s < 3 ? join_s : 3);
-    while (meeting->told < world - 1 && g2z__awake(&ranks->clock) < patience)
-      g2z__meeting_poll(ranks);
+  const double until = g2z__awake(&ranks->clock) + G2Z__MIN(ranks->config.join_s, 3);
+  while (meeting->told < world - 1 && g2z__awake(&ranks->clock) < until)
+    g2z__meeting_poll(ranks);
+}
+
+/* Holds the meeting until all ranks are there, or all that came have been sent the failure. */
+G2Z__PRIVATE g2z_status g2z__meet_all(g2z_ranks *ranks) {
+  g2z_place *place = &ranks->config.place;
+  const int world = place->world;
+  const double until = g2z__awake(&ranks->clock) + ranks->config.join_s;
+  g2z__meeting *meeting = &ranks->meeting;
+  meeting->present = 1;
+  G2Z_TRY(g2z__meeting_listen(ranks));
+  while (meeting->ending.status == G2Z_OK && meeting->present < world &&
+         g2z__awake(&ranks->clock) <= until)
+    g2z__meeting_poll(ranks);
+  if (meeting->present < world) g2z__meeting_miss(ranks);
+  if (meeting->ending.status != G2Z_OK) {
+    g2z__meeting_cancel(ranks);
     return g2z__meeting_told(ranks, &meeting->ending);
   }
-  const char *launcher = ranks->config.place.launcher;
-  const int named = strcmp(launcher, "ranks") != 0; /* "ranks": the program started them itself */
-  g2z_log(ranks->services, G2Z_LOG_INFO, "%d ranks%s%s have met on %s, port %d", world,
-          named ? " of " : "", named ? launcher : "", ranks->peers[0].hello.host, meeting->port);
+
+  /* Send each rank START with the number of ranks on its host. */
+  for (int r = 0; r < world; r++) {
+    const g2z__peer *peer = &ranks->peers[r];
+    int32_t local = 0;
+    for (int other = 0; other < world; other++)
+      local += strcmp(peer->hello.host, ranks->peers[other].hello.host) == 0;
+    if (r > 0) g2z__say(peer->control.socket, G2Z__START, &local);
+    else if (!place->local_world) place->local_world = local;
+  }
+  const char *launcher = place->launcher, *of = " of ";
+  if (strcmp(launcher, "ranks") == 0) { /* the program started the ranks itself */
+    launcher = "";
+    of = "";
+  }
+  g2z_log(ranks->services, G2Z_LOG_INFO, "%d ranks%s%s have met on %s, port %d", world, of,
+          launcher, ranks->peers[0].hello.host, meeting->port);
   g2z__meeting_end(ranks);
   return G2Z_OK;
 }
@@ -8013,8 +8110,9 @@ G2Z__PRIVATE double g2z__watch_look(g2z_ranks *ranks) {
   pthread_mutex_lock(&ranks->lock);
   *mine = ranks->self;
   if (ranks->progress) mine->progress = *ranks->progress;
-  const char *trouble = ranks->trouble ? ranks->trouble(ranks->trouble_user) : NULL;
-  snprintf(mine->trouble, sizeof mine->trouble, "%s", trouble ? trouble : "");
+  const char *trouble = NULL;
+  if (ranks->trouble) trouble = ranks->trouble(ranks->trouble_user);
+  if (trouble) snprintf(mine->trouble, sizeof mine->trouble, "%s", trouble);
   pthread_mutex_unlock(&ranks->lock);
   return g2z__awake(&ranks->clock);
 }
@@ -8117,8 +8215,10 @@ G2Z__PRIVATE void g2z__watch_poll(g2z_ranks *ranks, double wait_s) {
         g2z__say(ranks->peers[0].control.socket, G2Z__BROKEN, &in->body.broken);
       } else if (kind == G2Z__BROKEN) {
         g2z__peer *end = mine ? &ranks->peers[in->body.broken.peer] : peer;
-        if (end->broke == 0) end->error = in->body.broken.error;
-        if (end->broke == 0) end->broke = g2z__awake(&ranks->clock);
+        if (end->broke == 0) {
+          end->error = in->body.broken.error;
+          end->broke = g2z__awake(&ranks->clock);
+        }
       }
       if (kind != G2Z__BEAT && kind != G2Z__GOODBYE) continue;
       peer->heard = g2z__awake(&ranks->clock);
@@ -8132,6 +8232,12 @@ G2Z__PRIVATE void g2z__watch_poll(g2z_ranks *ranks, double wait_s) {
         g2z__say(peer->control.socket, G2Z__GOODBYE, &ranks->peers[0].last);
     }
   }
+}
+
+/* Why a data connection ended. `error` is errno; 0: its other end closed it. */
+G2Z__PRIVATE const char *g2z__broken_why(int error) {
+  if (error == 0) return "it was closed";
+  return strerror(error);
 }
 
 /* The lead of `other` over `one` in collectives begun; if 0, in those that its device has ended. */
@@ -8153,7 +8259,7 @@ G2Z__PRIVATE void *g2z__watch(void *user) {
       g2z__watch_tell(ranks, G2Z__BEAT, &ranks->peers[ranks->me].last, 0);
       next = now + ranks->beat_s;
     }
-    g2z__watch_poll(ranks, next - now < 0.25 ? next - now : 0.25);
+    g2z__watch_poll(ranks, G2Z__MIN(next - now, 0.25));
     now = g2z__watch_look(ranks);
     if (ranks->lost || ranks->parting) break;
 
@@ -8176,7 +8282,7 @@ G2Z__PRIVATE void *g2z__watch(void *user) {
         g2z__watch_blame(ranks, peer,
                          "lost its data connection to rank 0 on %.63s (%.60s): both are alive, "
                          "check the network", ranks->peers[0].hello.host,
-                         peer->error ? strerror(peer->error) : "it was closed");
+                         g2z__broken_why(peer->error));
     }
     for (int i = 0; i < ranks->peer_count; i++)
       if (ranks->peers[i].left && ranks->peers[i].last.sequence < furthest)
@@ -8271,7 +8377,7 @@ G2Z__PRIVATE g2z_status g2z__ranks_meet(g2z_ranks *ranks) {
   G2Z_TRY(G2Z_NEW(services, (size_t)count + 1 + G2Z__RANKS_CALLERS, &ranks->polled));
   G2Z_TRY(G2Z_NEW(services, (size_t)count, &ranks->peers));
   ranks->peer_count = count;
-  ranks->me = place->rank ? 1 : 0;
+  ranks->me = place->rank > 0;
   for (int i = 0; i < count; i++) {
     ranks->peers[i].data.socket = ranks->peers[i].control.socket = -1;
     snprintf(ranks->peers[i].last.phase, sizeof ranks->peers[i].last.phase, "start");
@@ -8291,7 +8397,8 @@ G2Z__PRIVATE g2z_status g2z__ranks_meet(g2z_ranks *ranks) {
   g2z__hello *hello = &ranks->peers[ranks->me].hello;
   struct utsname name;
   struct timespec now;
-  const char *host = uname(&name) == 0 && name.nodename[0] ? name.nodename : "unknown";
+  const char *host = "unknown";
+  if (uname(&name) == 0 && name.nodename[0]) host = name.nodename;
   clock_gettime(CLOCK_REALTIME, &now);
   const int64_t process[3] = {getpid(), now.tv_sec, now.tv_nsec};
   hello->process = g2z__hash(g2z__hash(G2Z__HASH, process, sizeof process), host, strlen(host));
@@ -8304,7 +8411,8 @@ G2Z__PRIVATE g2z_status g2z__ranks_meet(g2z_ranks *ranks) {
   memcpy(hello->token, ranks->tokens[0], sizeof hello->token);
 
   g2z__clock_start(&ranks->clock, config->join_s / 4);
-  G2Z_TRY(place->rank == 0 ? g2z__meet_all(ranks) : g2z__meet_zero(ranks));
+  if (place->rank == 0) G2Z_TRY(g2z__meet_all(ranks));
+  else G2Z_TRY(g2z__meet_zero(ranks));
   ranks->began = g2z_seconds(); /* the same moment on all ranks */
   for (int i = 0; i < count; i++) {
     int one = ranks->peers[i].data.socket;
@@ -8314,7 +8422,8 @@ G2Z__PRIVATE g2z_status g2z__ranks_meet(g2z_ranks *ranks) {
   /* Start the watcher. Each limit is at least five heartbeats long. */
   const double silence_s = config->silence_s, hang_s = config->hang_s;
   int pair[2];
-  ranks->beat_s = silence_s > 0 && silence_s < 5 ? silence_s / 5 : 1;
+  ranks->beat_s = 1;
+  if (silence_s > 0 && silence_s < 5) ranks->beat_s = silence_s / 5;
   if (hang_s > 0 && hang_s < 5 * ranks->beat_s) ranks->beat_s = hang_s / 5;
   g2z__clock_start(&ranks->clock, 2 * ranks->beat_s);
   if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) != 0)
@@ -8459,8 +8568,7 @@ G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *servic
   g2z_json_put_number(&out, "seconds", g2z_seconds() - ranks->began);
   g2z_json_end(&out, '}');
   g2z_writer_put(writer, "\n", 1);
-  int64_t i = begun > G2Z__RANKS_RECORDS ? begun - G2Z__RANKS_RECORDS + 1 : 1;
-  for (; i <= begun; i++) {
+  for (int64_t i = G2Z__MAX(begun - G2Z__RANKS_RECORDS + 1, 1); i <= begun; i++) {
     pthread_mutex_lock(&ranks->lock);
     g2z__flight record = ranks->records[i % G2Z__RANKS_RECORDS];
     pthread_mutex_unlock(&ranks->lock);
@@ -8489,7 +8597,7 @@ G2Z__PRIVATE g2z_status g2z__ranks_lost(g2z_ranks *ranks, int peer, int error) {
   if (__atomic_load_n(&ranks->lost, __ATOMIC_ACQUIRE))
     return g2z_fail(ranks->services, G2Z_LOST, "%s", ranks->fault.sentence);
   return g2z_fail(ranks->services, G2Z_LOST, "rank %d lost its connection to rank %d: %s",
-                  ranks->config.place.rank, peer, error ? strerror(error) : "it was closed");
+                  ranks->config.place.rank, peer, g2z__broken_why(error));
 }
 
 /* The byte stream between rank 0 and another rank, for the collectives of CPU ranks. `peer` is 0 on
@@ -8508,7 +8616,8 @@ G2Z__PRIVATE g2z_status g2z__ranks_receive(g2z_ranks *ranks, int peer, void *byt
     ssize_t got = recv(ranks->peers[peer].data.socket, (char *)bytes + done, count - done,
                        MSG_WAITALL);
     if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return g2z__ranks_lost(ranks, peer, got < 0 ? errno : 0);
+    if (got < 0) return g2z__ranks_lost(ranks, peer, errno);
+    if (got == 0) return g2z__ranks_lost(ranks, peer, 0);
     done += (size_t)got;
   }
   return G2Z_OK;
@@ -8531,15 +8640,16 @@ G2Z__PRIVATE g2z_status g2z__ranks_take(g2z_ranks *ranks, int peer, g2z__kind ki
   int known = head.magic == G2Z__MAGIC && head.kind < G2Z__KIND_COUNT;
   if (known && head.kind == (uint32_t)kind && head.sequence == sequence && head.bytes == count)
     return g2z__ranks_receive(ranks, peer, bytes, count);
-  if (known && head.kind == G2Z__REFUSAL && head.bytes == sizeof sentence)
+  if (known && head.kind == G2Z__REFUSAL && head.bytes == sizeof sentence) {
     G2Z_TRY(g2z__ranks_receive(ranks, peer, sentence, sizeof sentence - 1));
-  else
+  } else {
+    const char *call = known ? g2z__kinds[head.kind].text : "an unknown call";
     snprintf(sentence, sizeof sentence,
              "rank %d is in %s %" PRId64 " with %" PRIu64 " bytes while rank %d is in %s %" PRId64
              " with %zu: all ranks must make the same calls in the same order",
-             ranks->peers[peer].hello.rank,
-             known ? g2z__kinds[head.kind].text : "an unknown call", head.sequence, head.bytes,
+             ranks->peers[peer].hello.rank, call, head.sequence, head.bytes,
              ranks->config.place.rank, g2z__kinds[kind].text, sequence, count);
+  }
   for (int r = 1; ranks->me == 0 && r < ranks->peer_count; r++)
     G2Z_TRY(g2z__ranks_put(ranks, r, G2Z__REFUSAL, 0, sentence, sizeof sentence));
   ranks->broken = g2z_fail(ranks->services, G2Z_BAD_ARGUMENT, "%s", sentence);
@@ -8553,7 +8663,9 @@ G2Z__PRIVATE g2z_status g2z__ranks_take(g2z_ranks *ranks, int peer, g2z__kind ki
 G2Z__PRIVATE g2z_status g2z__ranks_call(g2z_ranks *ranks, g2z__kind kind, int root,
                                         const void *mine, void *all, size_t count) {
   const int world = ranks->config.place.world, rank = ranks->config.place.rank;
-  const size_t whole = root < 0 ? (size_t)world * count : count;
+  const int gathers = root < 0;
+  size_t whole = count;
+  if (gathers) whole *= (size_t)world;
   if (world == 1) return G2Z_OK;
   if (__atomic_load_n(&ranks->lost, __ATOMIC_ACQUIRE))
     return g2z_fail(ranks->services, G2Z_LOST, "%s", ranks->fault.sentence);
@@ -8562,12 +8674,15 @@ G2Z__PRIVATE g2z_status g2z__ranks_call(g2z_ranks *ranks, g2z__kind kind, int ro
                     "the ranks are out of step since an earlier failure: leave, and join again");
   int64_t sequence = g2z__ranks_note(ranks, g2z__kinds[kind].text, -1, count);
   if (rank) {
-    G2Z_TRY(g2z__ranks_put(ranks, 0, kind, sequence, mine, root < 0 || rank == root ? count : 0));
+    const size_t sent = gathers || rank == root ? count : 0;
+    G2Z_TRY(g2z__ranks_put(ranks, 0, kind, sequence, mine, sent));
     return g2z__ranks_take(ranks, 0, kind, sequence, all, whole);
   }
   for (int r = 1; r < world; r++) {
-    char *part = (char *)all + (root < 0 ? (size_t)r * count : 0);
-    G2Z_TRY(g2z__ranks_take(ranks, r, kind, sequence, part, root < 0 || r == root ? count : 0));
+    const size_t sent = gathers || r == root ? count : 0;
+    char *part = (char *)all;
+    if (gathers) part += (size_t)r * count;
+    G2Z_TRY(g2z__ranks_take(ranks, r, kind, sequence, part, sent));
   }
   for (int r = 1; r < world; r++)
     G2Z_TRY(g2z__ranks_put(ranks, r, kind, sequence, all, whole));
@@ -8638,12 +8753,17 @@ G2Z__PRIVATE void g2z__ranks_part(g2z_ranks *ranks) {
 /* Broadcasts rank 0's text; NULL is "". The others g2z_release their *copy; rank 0's is NULL. */
 G2Z__PRIVATE g2z_status g2z__ranks_text(g2z_ranks *ranks, const char *text, char **copy) {
   if (!text) text = "";
+  char *at = (char *)text; /* a broadcast does not write to rank 0's */
   uint64_t bytes = strlen(text) + 1;
+  g2z_status status = G2Z_OK;
   *copy = NULL;
   G2Z_TRY(g2z_ranks_broadcast(ranks, &bytes, sizeof bytes));
-  g2z_status status = ranks->me ? G2Z_NEW(ranks->services, (size_t)bytes, copy) : G2Z_OK;
+  if (ranks->me > 0) {
+    status = G2Z_NEW(ranks->services, (size_t)bytes, copy);
+    at = *copy;
+  }
   G2Z_TRY(g2z_ranks_agree(ranks, status));
-  G2Z_TRY(g2z_ranks_broadcast(ranks, *copy ? *copy : (char *)text, (size_t)bytes));
+  G2Z_TRY(g2z_ranks_broadcast(ranks, at, (size_t)bytes));
   if (*copy) (*copy)[bytes - 1] = 0;
   return G2Z_OK;
 }
@@ -8654,18 +8774,21 @@ G2Z_API g2z_status g2z_ranks_same(g2z_ranks *ranks, const char *what, const char
   if (ranks->config.place.world == 1) return G2Z_OK;
   if (!text) text = "";
   g2z_status status = g2z__ranks_text(ranks, text, &zero);
-  const int arrived = status == G2Z_OK;
-  if (arrived && zero && strcmp(zero, text) != 0) {
+  if (status != G2Z_OK) {
+    g2z_release(ranks->services, zero);
+    return status;
+  }
+  if (zero && strcmp(zero, text) != 0) {
     for (size_t i = 0; zero[i] && zero[i] == text[i]; i++)
       if (zero[i] == '\n') line = i + 1;
     const size_t here = strcspn(text + line, "\n"), there = strcspn(zero + line, "\n");
     status = g2z_fail(ranks->services, G2Z_BAD_ARGUMENT, "the %s differs from rank 0's: \"%.*s\" "
                       "there, \"%.*s\" on rank 0; start all ranks with the same settings and "
-                      "files", what, here < 200 ? (int)here : 200, text + line,
-                      there < 200 ? (int)there : 200, zero + line);
+                      "files", what, (int)G2Z__MIN(here, 200), text + line,
+                      (int)G2Z__MIN(there, 200), zero + line);
   }
   g2z_release(ranks->services, zero);
-  return arrived ? g2z_ranks_agree(ranks, status) : status;
+  return g2z_ranks_agree(ranks, status);
 }
 
 /* ===== >>i11 collectives =================================================
