@@ -4957,7 +4957,10 @@ typedef struct g2z__shard {
 } g2z__shard;
 
 /* Other files that begin with a magic number and are named by mistake. */
-static const struct { int32_t magic; const char *what; } g2z__shard_others[] = {
+static const struct {
+  int32_t magic;
+  const char *what;
+} g2z__shard_others[] = {
     {20240801, "a shard of llm.c with uint32 tokens of Llama 3"},
     {20240522, "an evaluation file of llm.c, such as HellaSwag's, which --eval reads"},
     {20240326, "a model of llm.c"},
@@ -7661,7 +7664,10 @@ G2Z__PRIVATE int g2z__socket_at(const struct addrinfo *address, int port) {
   return one;
 }
 
-static const struct { const char *text; size_t bytes; } g2z__kinds[] = {
+static const struct {
+  const char *text;
+  size_t bytes;
+} g2z__kinds[] = {
 #define X(kind, text, bytes) {text, bytes},
     G2Z__KIND_LIST(X)
 #undef X
@@ -8822,14 +8828,17 @@ G2Z__PRIVATE g2z_status g2z__star_reduce(g2z_comm *comm, const g2z_call *c) {
   size_t slice = c->n / (size_t)comm->world;
   float *mine = sum + (size_t)comm->rank * slice;
   g2z__star_round(comm, sum, c->n);
-  if (comm->rank != 0) G2Z_TRY(g2z__ranks_send(comm->ranks, 0, sum, c->n * sizeof(float)));
-  for (size_t at = 0; comm->rank == 0 && at < c->n; at += G2Z__CHUNK_FLOATS) {
-    size_t count = c->n - at < G2Z__CHUNK_FLOATS ? c->n - at : G2Z__CHUNK_FLOATS;
-    for (int peer = 1; peer < comm->world; peer++) {
-      G2Z_TRY(g2z__ranks_receive(comm->ranks, peer, comm->chunk, count * sizeof(float)));
-      for (size_t i = 0; i < count; i++) sum[at + i] += comm->chunk[i];
+  if (comm->rank != 0) {
+    G2Z_TRY(g2z__ranks_send(comm->ranks, 0, sum, c->n * sizeof(float)));
+  } else {
+    for (size_t at = 0; at < c->n; at += G2Z__CHUNK_FLOATS) {
+      const size_t count = G2Z__MIN(c->n - at, G2Z__CHUNK_FLOATS);
+      for (int peer = 1; peer < comm->world; peer++) {
+        G2Z_TRY(g2z__ranks_receive(comm->ranks, peer, comm->chunk, count * sizeof(float)));
+        for (size_t i = 0; i < count; i++) sum[at + i] += comm->chunk[i];
+      }
+      g2z__star_round(comm, sum + at, count);
     }
-    g2z__star_round(comm, sum + at, count);
   }
   if (c->owner == G2Z_OWNER_ROOT) return G2Z_OK;
   if (c->owner == G2Z_OWNER_ALL)
@@ -8841,7 +8850,8 @@ G2Z__PRIVATE g2z_status g2z__star_reduce(g2z_comm *comm, const g2z_call *c) {
 
 /* Each rank sends its row or slice to all others. */
 G2Z__PRIVATE g2z_status g2z__star_rows(g2z_comm *comm, const g2z_call *c) {
-  size_t bytes = c->kind == G2Z_CALL_ROWS ? c->n : c->n / (size_t)comm->world * sizeof(float);
+  size_t bytes = c->n / (size_t)comm->world * sizeof(float);
+  if (c->kind == G2Z_CALL_ROWS) bytes = c->n;
   char *mine = (char *)c->to + (size_t)comm->rank * bytes;
   if (c->kind == G2Z_CALL_GATHER && c->owner == G2Z_OWNER_ROOT)
     return g2z__star_spread(comm, (char *)c->to, 0, c->n * sizeof(float));
@@ -8855,25 +8865,35 @@ G2Z__PRIVATE g2z_status g2z__star_rows(g2z_comm *comm, const g2z_call *c) {
 /* Routes from or to rank 0 are direct; others pass through it. All ranks walk the list in the same
  * order, so the next message that arrives is the one that the receiver waits for. */
 G2Z__PRIVATE g2z_status g2z__star_exchange(g2z_comm *comm, const g2z_call *c) {
+  const size_t most = G2Z__CHUNK_FLOATS * sizeof(float);
   for (int i = 0; i < c->count; i++) {
     const g2z_route *route = &c->routes[i];
-    const int sender = c->back ? route->home : route->owner;
-    const int receiver = c->back ? route->owner : route->home;
-    const char *from = (const char *)c->from + (c->back ? route->home_at : route->owner_at) * c->n;
-    char *to = (char *)c->to + (c->back ? route->owner_at : route->home_at) * c->n;
-    const size_t bytes = route->elements * c->n, most = G2Z__CHUNK_FLOATS * sizeof(float);
+    int sender = route->owner, receiver = route->home;
+    size_t from_at = route->owner_at, to_at = route->home_at;
+    if (c->back) {
+      sender = route->home;
+      receiver = route->owner;
+      from_at = route->home_at;
+      to_at = route->owner_at;
+    }
+    const char *from = (const char *)c->from + from_at * c->n;
+    char *to = (char *)c->to + to_at * c->n;
+    const size_t bytes = route->elements * c->n;
     if (sender == receiver) {
       if (sender == comm->rank) memcpy(to, from, bytes);
-    } else if (comm->rank == sender)
-      G2Z_TRY(g2z__ranks_send(comm->ranks, sender ? 0 : receiver, from, bytes));
-    else if (comm->rank == receiver)
-      G2Z_TRY(g2z__ranks_receive(comm->ranks, receiver ? 0 : sender, to, bytes));
-    else if (comm->rank == 0)
+    } else if (comm->rank == sender) {
+      const int next = sender == 0 ? receiver : 0;
+      G2Z_TRY(g2z__ranks_send(comm->ranks, next, from, bytes));
+    } else if (comm->rank == receiver) {
+      const int previous = receiver == 0 ? sender : 0;
+      G2Z_TRY(g2z__ranks_receive(comm->ranks, previous, to, bytes));
+    } else if (comm->rank == 0) {
       for (size_t at = 0, part; at < bytes; at += part) {
-        part = bytes - at < most ? bytes - at : most;
+        part = G2Z__MIN(bytes - at, most);
         G2Z_TRY(g2z__ranks_receive(comm->ranks, sender, comm->chunk, part));
         G2Z_TRY(g2z__ranks_send(comm->ranks, receiver, comm->chunk, part));
       }
+    }
   }
   return G2Z_OK;
 }
@@ -8884,7 +8904,8 @@ G2Z__PRIVATE g2z_span g2z__call_span(const g2z_call *c) {
   if (c->kind == G2Z_CALL_ROWS) return c->span;
   if (c->kind == G2Z_CALL_REDUCE) return reduce[c->owner];
   if (c->kind == G2Z_CALL_EXCHANGE) return G2Z_SPAN_EXCHANGE;
-  return c->owner == G2Z_OWNER_ROOT ? G2Z_SPAN_BROADCAST : G2Z_SPAN_ALL_GATHER;
+  if (c->owner == G2Z_OWNER_ROOT) return G2Z_SPAN_BROADCAST;
+  return G2Z_SPAN_ALL_GATHER;
 }
 
 /* CPU ranks compute and communicate one after the other: all of a call's time is waiting. A single
@@ -8892,19 +8913,20 @@ G2Z__PRIVATE g2z_span g2z__call_span(const g2z_call *c) {
 G2Z__PRIVATE g2z_status g2z__plain_play(g2z_comm *comm, const g2z_call *c) {
   g2z_device *dev = comm->device;
   const int reduces = c->kind == G2Z_CALL_REDUCE, exchanges = c->kind == G2Z_CALL_EXCHANGE;
+  const int gathers = c->kind == G2Z_CALL_GATHER || c->kind == G2Z_CALL_ROWS;
   if (c->kind == G2Z_CALL_CAST)
     return dev->ops->cast_grad(dev, c->to, (const float *)c->from, c->n);
   if (comm->world == 1 && reduces && c->to != c->from)
     return dev->ops->grad_add(dev, c->to, c->from, c->write, c->n);
   G2Z_ASSERT(comm->world > 1 || c->to == c->from);
-  if (comm->world == 1 || !(reduces || exchanges || c->kind == G2Z_CALL_GATHER ||
-                            c->kind == G2Z_CALL_ROWS))
-    return G2Z_OK;
+  if (comm->world == 1 || !(reduces || exchanges || gathers)) return G2Z_OK;
   const g2z_span span = g2z__call_span(c);
   dev->ops->span_begin(dev, span);
   const double begin = g2z_seconds();
-  g2z_status status = reduces     ? g2z__star_reduce(comm, c)
-                      : exchanges ? g2z__star_exchange(comm, c) : g2z__star_rows(comm, c);
+  g2z_status status;
+  if (reduces) status = g2z__star_reduce(comm, c);
+  else if (exchanges) status = g2z__star_exchange(comm, c);
+  else status = g2z__star_rows(comm, c);
   dev->ops->span_end(dev, span);
   comm->lap_s[comm->lap_now] += g2z_seconds() - begin;
   return status;
@@ -8987,7 +9009,8 @@ G2Z_API g2z_status g2z_comm_submit(g2z_comm *comm, const g2z_call *call) {
   if (status == G2Z_OK) status = g2z__record_add(comm, &now);
   comm->record->meanwhile = comm->record->count;
   g2z_status begun = comm->device->ops->graph_begin(comm->device);
-  return status != G2Z_OK ? status : begun;
+  if (status != G2Z_OK) return status;
+  return begun;
 }
 
 G2Z__PRIVATE void g2z__record_free(g2z_comm *comm, g2z__record *record) {
@@ -9058,7 +9081,10 @@ G2Z_API void g2z_comm_free(g2z_comm *comm) {
 #define G2Z__TENSOR_RANK 8
 
 enum { G2Z__F64, G2Z__F32, G2Z__F16, G2Z__BF16, G2Z__TENSOR_TYPES = 19 };
-static const struct { const char *name; uint64_t bytes; } g2z__tensor_types[G2Z__TENSOR_TYPES] = {
+static const struct {
+  const char *name;
+  uint64_t bytes;
+} g2z__tensor_types[G2Z__TENSOR_TYPES] = {
     {"F64", 8}, {"F32", 4}, {"F16", 2}, {"BF16", 2}, /* the reader converts these to fp32 */
     {"I64", 8}, {"U64", 8}, {"C64", 8}, {"I32", 4}, {"U32", 4}, {"I16", 2}, {"U16", 2}, {"I8", 1},
     {"U8", 1}, {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1}, {"F8_E4M3FNUZ", 1},
@@ -9113,8 +9139,9 @@ G2Z__PRIVATE int g2z__tensor_parse_list(g2z_json *json, const g2z__safetensor *t
   while (g2z_json_next(json, ']', NULL)) {
     int64_t value = g2z_json_integer(json);
     if (value < 0 || count == most) {
+      const char *bad = value < 0 ? "below zero" : "with too many numbers";
       g2z_json_fail(json, "tensor \"%.200s\" has a %s %s: the file is damaged; copy it again",
-                    tensor->name, what, value < 0 ? "below zero" : "with too many numbers");
+                    tensor->name, what, bad);
       return 0;
     }
     out[count++] = (uint64_t)value;
@@ -9137,8 +9164,7 @@ G2Z__PRIVATE g2z_status g2z__tensor_parse(g2z_json *json, g2z__safetensor *tenso
       while (type < G2Z__TENSOR_TYPES && !g2z_json_is(&text, g2z__tensor_types[type].name)) type++;
       if (type == G2Z__TENSOR_TYPES)
         g2z_json_fail(json, "tensor \"%.200s\" has dtype %.*s, which is not known: save it as F32",
-                      tensor->name, (int)(text.bytes < 20 ? text.bytes : 20),
-                      (const char *)text.at);
+                      tensor->name, (int)G2Z__MIN(text.bytes, 20), (const char *)text.at);
       tensor->type = type;
     } else if (g2z_json_is(&key, "shape"))
       tensor->rank = g2z__tensor_parse_list(json, tensor, "shape", tensor->shape, G2Z__TENSOR_RANK);
@@ -9167,8 +9193,9 @@ G2Z__PRIVATE g2z_status g2z__tensor_parse(g2z_json *json, g2z__safetensor *tenso
 
 G2Z__PRIVATE int g2z__tensor_by_begin(const void *a, const void *b) {
   const g2z__safetensor *x = (const g2z__safetensor *)a, *y = (const g2z__safetensor *)b;
-  if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
-  return x->bytes < y->bytes ? -1 : x->bytes > y->bytes; /* empty tensors first */
+  const int order = (x->begin > y->begin) - (x->begin < y->begin);
+  if (order != 0) return order;
+  return (x->bytes > y->bytes) - (x->bytes < y->bytes); /* empty tensors first */
 }
 
 G2Z__PRIVATE int g2z__tensor_by_name(const void *a, const void *b) {
@@ -9181,9 +9208,10 @@ G2Z__PRIVATE g2z_status g2z__safetensors_sort(g2z__safetensors *set, size_t firs
     qsort(set->tensors + first, set->count - first, sizeof *set->tensors, g2z__tensor_by_name);
   for (size_t i = first + 1; i < set->count; i++) {
     const g2z__safetensor *a = &set->tensors[i - 1], *b = a + 1;
-    if (strcmp(a->name, b->name) == 0)
-      return g2z_fail(set->services, G2Z_FORMAT, "%s names tensor \"%.200s\" twice: write it with "
-                      "each name once", a->in == b->in ? a->in->path : set->path, a->name);
+    if (strcmp(a->name, b->name) != 0) continue;
+    const char *path = a->in == b->in ? a->in->path : set->path;
+    return g2z_fail(set->services, G2Z_FORMAT, "%s names tensor \"%.200s\" twice: write it with "
+                    "each name once", path, a->name);
   }
   return G2Z_OK;
 }
@@ -9203,7 +9231,8 @@ G2Z__PRIVATE g2z_status g2z__safetensors_add(g2z__safetensors *set, const char *
   part->next = set->parts;
   set->parts = part;
   G2Z_TRY(g2z__open_read(services, path, &part->file));
-  int64_t got = fstat(part->file, &info) == 0 ? g2z__pread(part->file, &length, 8, 0) : -1;
+  int64_t got = fstat(part->file, &info);
+  if (got == 0) got = g2z__pread(part->file, &length, 8, 0);
   if (got < 0) return g2z_fail_file(services, errno, "read", path);
   const uint64_t bytes = (uint64_t)info.st_size, data = bytes - 8 - length;
   if (got < 8)
@@ -9266,16 +9295,18 @@ G2Z__PRIVATE g2z_status g2z__safetensors_add(g2z__safetensors *set, const char *
     tensor->begin += 8 + length;
   }
   if (end == data) return G2Z_OK;
+  const char *least = end > data ? "at least " : ""; /* the loop ends early */
   return g2z_fail(services, G2Z_FORMAT, "%s promises %s%" PRIu64 " bytes of tensors after its "
                   "header but has %" PRIu64 ": it was cut or is unfinished; copy it again", path,
-                  end > data ? "at least " : "", end, data);
+                  least, end, data);
 }
 
 /* Adds every file that the index names in its weight_map. They lie in its directory. */
 G2Z__PRIVATE g2z_status g2z__safetensors_add_index(g2z__safetensors *set, const char *text,
                                                    size_t bytes) {
   const char *slash = strrchr(set->path, '/');
-  const int directory = slash ? (int)(slash + 1 - set->path) : 0;
+  int directory = 0; /* bytes of the path up to its last slash */
+  if (slash) directory = (int)(slash + 1 - set->path);
   char name[256], path[PATH_MAX + sizeof name];
   g2z_json json;
   g2z_json_text key;
@@ -9344,12 +9375,13 @@ G2Z__PRIVATE g2z_status g2z__safetensors_open(g2z_services *services, const char
 
 /* The position of a tensor, or -1 if the set has no tensor of that name. */
 G2Z__PRIVATE int g2z__safetensors_find(const g2z__safetensors *set, const char *name) {
-  g2z__safetensor key, *found = NULL;
+  g2z__safetensor key;
   key.name = name;
-  if (set->count)
-    found = (g2z__safetensor *)bsearch(&key, set->tensors, set->count, sizeof key,
-                                       g2z__tensor_by_name);
-  return found ? (int)(found - set->tensors) : -1;
+  if (set->count == 0) return -1;
+  const g2z__safetensor *found = (const g2z__safetensor *)bsearch(
+      &key, set->tensors, set->count, sizeof key, g2z__tensor_by_name);
+  if (!found) return -1;
+  return (int)(found - set->tensors);
 }
 
 /* Reads elements [first, first + count) of an F32, F16, BF16 or F64 tensor as fp32. */
@@ -9365,19 +9397,23 @@ G2Z__PRIVATE g2z_status g2z__safetensors_read(g2z__safetensors *set, int index, 
                     "F32, F16, BF16 and F64 can be read: save it as F32", path, tensor->name,
                     g2z__tensor_types[tensor->type].name);
   for (size_t done = 0, n; done < count; done += n) {
-    n = count - done < sizeof raw / size ? count - done : sizeof raw / size;
+    n = G2Z__MIN(count - done, sizeof raw / size);
     G2Z_TRY(g2z__read_at(set->services, tensor->in->file, path, raw, n * size,
                          tensor->begin + (first + done) * size));
-    if (tensor->type == G2Z__F32) memcpy(out + done, raw, n * size);
-    for (size_t i = 0; i < n && tensor->type != G2Z__F32; i++) {
-      double wide;
-      uint16_t half;
-      memcpy(&half, raw + size * i, sizeof half);
-      if (tensor->type != G2Z__F64)
-        out[done + i] = g2z__widen(tensor->type == G2Z__F16 ? G2Z_FP16 : G2Z_BF16, half);
-      else {
+    if (tensor->type == G2Z__F32) {
+      memcpy(out + done, raw, n * size);
+    } else if (tensor->type == G2Z__F64) {
+      for (size_t i = 0; i < n; i++) {
+        double wide;
         memcpy(&wide, raw + size * i, sizeof wide);
         out[done + i] = (float)wide;
+      }
+    } else {
+      const g2z_dtype dtype = tensor->type == G2Z__F16 ? G2Z_FP16 : G2Z_BF16;
+      for (size_t i = 0; i < n; i++) {
+        uint16_t half;
+        memcpy(&half, raw + size * i, sizeof half);
+        out[done + i] = g2z__widen(dtype, half);
       }
     }
   }
@@ -9449,8 +9485,11 @@ G2Z__PRIVATE g2z_status g2z__weights_list(g2z_services *services, const g2z_mode
       g2z__safetensor *tensor = &(*list)[(*count)++];
       tensor->name = name;
       tensor->rank = info.rank;
-      tensor->shape[0] = info.rank == 2 ? info.rows : info.cols;
-      tensor->shape[1] = info.rank == 2 ? info.cols : 0;
+      tensor->shape[0] = info.cols;
+      if (info.rank == 2) {
+        tensor->shape[0] = info.rows;
+        tensor->shape[1] = info.cols;
+      }
       tensor->elements = info.elements;
     }
   }
@@ -9460,7 +9499,10 @@ G2Z__PRIVATE g2z_status g2z__weights_list(g2z_services *services, const g2z_mode
 /* ----- config.json ----- */
 
 /* Sizes in GPT2Config: name, other name, member of g2z_model_config. */
-static const struct { const char *name, *also; size_t at; } g2z__config_sizes[] = {
+static const struct {
+  const char *name, *also;
+  size_t at;
+} g2z__config_sizes[] = {
     {"n_layer", "num_hidden_layers", offsetof(g2z_model_config, layers)},
     {"n_head", "num_attention_heads", offsetof(g2z_model_config, heads)},
     {"n_embd", "hidden_size", offsetof(g2z_model_config, channels)},
@@ -9485,7 +9527,8 @@ G2Z__PRIVATE int *g2z__config_size(g2z_model_config *model, size_t i) {
 G2Z__PRIVATE g2z_status g2z__weights_put_config(g2z_writer *writer, const g2z_model_config *model,
                                                 float dropout) {
   static const char *const dropouts[] = {"attn_pdrop", "embd_pdrop", "resid_pdrop"};
-  const int eot = model->eot >= 0 && model->eot < model->vocab ? model->eot : model->vocab - 1;
+  int eot = model->eot;
+  if (eot < 0 || eot >= model->vocab) eot = model->vocab - 1;
   char hash[20];
   g2z_model_config sizes = *model;
   g2z_json_out json = {writer, 2, 0, 0};
@@ -9626,14 +9669,25 @@ G2Z__PRIVATE g2z_status g2z__weights_use(g2z__safetensors *set, int index,
   if (got->rank == want->rank &&
       memcmp(got->shape, want->shape, (size_t)want->rank * sizeof want->shape[0]) == 0)
     return G2Z_OK;
-  const int turned = got->rank == 2 && want->rank == 2 && got->shape[0] == want->shape[1] &&
-                     got->shape[1] == want->shape[0];
+  const char *remedy = "take the config.json that belongs to it";
+  if (got->rank == 2 && want->rank == 2 && got->shape[0] == want->shape[1] &&
+      got->shape[1] == want->shape[0])
+    remedy = "transpose it, since GPT-2 stores [in, out]";
   return g2z_fail(set->services, G2Z_FORMAT,
                   "%s: tensor \"%.200s\" has the shape %s, but the model needs %s: %s",
                   got->in->path, got->name, g2z__tensor_shape_text(got, got_text),
-                  g2z__tensor_shape_text(want, want_text),
-                  turned ? "transpose it, since GPT-2 stores [in, out]"
-                         : "take the config.json that belongs to it");
+                  g2z__tensor_shape_text(want, want_text), remedy);
+}
+
+/* Whether this is one of the mask buffers that Hugging Face also stores: h.N.attn.bias and
+ * h.N.attn.masked_bias, with or without the prefix. */
+G2Z__PRIVATE int g2z__weights_is_mask(const char *name) {
+  if (strncmp(name, G2Z__WEIGHTS_PREFIX, G2Z__WEIGHTS_PREFIX_BYTES) == 0)
+    name += G2Z__WEIGHTS_PREFIX_BYTES;
+  if (strncmp(name, "h.", 2) != 0) return 0;
+  const size_t digits = strspn(name + 2, "0123456789");
+  const char *rest = name + 2 + digits;
+  return digits && (strcmp(rest, ".attn.bias") == 0 || strcmp(rest, ".attn.masked_bias") == 0);
 }
 
 /* Checks that the set holds every weight of the list and nothing else. */
@@ -9646,28 +9700,21 @@ G2Z__PRIVATE g2z_status g2z__weights_match(g2z__safetensors *set, int layers,
     if (g2z__safetensors_find(set, name) >= 0 && g2z__safetensors_find(set, bare) >= 0)
       return g2z_fail(set->services, G2Z_FORMAT, "%s has both \"%s\" and \"%s\": it must have one "
                       "of them", set->path, name, bare);
-    if (index < 0)
+    if (index < 0) {
+      const char *its_first = set->count ? set->tensors[0].name : "";
       return g2z_fail(set->services, G2Z_FORMAT, "%s has no tensor \"%s\", which a GPT-2 with "
                       "layers=%d needs (its first is \"%.60s\"): take the config.json that belongs "
-                      "to it, or save it as GPT2LMHeadModel", set->path, name, layers,
-                      set->count ? set->tensors[0].name : "");
+                      "to it, or save it as GPT2LMHeadModel", set->path, name, layers, its_first);
+    }
     G2Z_TRY(g2z__weights_use(set, index, &list[i]));
   }
   if (head >= 0) G2Z_TRY(g2z__weights_use(set, head, &list[count - 1])); /* wte */
-  for (size_t i = 0; i < set->count; i++) {
-    /* Hugging Face also stores two mask buffers, h.N.attn.bias and h.N.attn.masked_bias. */
-    const char *name = set->tensors[i].name;
-    if (strncmp(name, G2Z__WEIGHTS_PREFIX, G2Z__WEIGHTS_PREFIX_BYTES) == 0)
-      name += G2Z__WEIGHTS_PREFIX_BYTES;
-    const size_t digits = strncmp(name, "h.", 2) == 0 ? strspn(name + 2, "0123456789") : 0;
-    const int mask = digits && (strcmp(name + 2 + digits, ".attn.bias") == 0 ||
-                                strcmp(name + 2 + digits, ".attn.masked_bias") == 0);
-    if (!set->tensors[i].used && !mask)
+  for (const g2z__safetensor *tensor = set->tensors; tensor < set->tensors + set->count; tensor++)
+    if (!tensor->used && !g2z__weights_is_mask(tensor->name))
       return g2z_fail(set->services, G2Z_FORMAT,
                       "%s has a tensor \"%.200s\", which a GPT-2 with layers=%d does not have: "
                       "take the config.json that belongs to it, or save it as GPT2LMHeadModel",
-                      set->tensors[i].in->path, set->tensors[i].name, layers);
-  }
+                      tensor->in->path, tensor->name, layers);
   return G2Z_OK;
 }
 
@@ -9683,7 +9730,7 @@ G2Z__PRIVATE g2z_status g2z__weights_pass(g2z__safetensors *set, const g2z__safe
   for (size_t i = 0; i < count; i++) {
     const int index = g2z__weights_find(set, list[i].name);
     for (size_t at = 0, n; at < list[i].elements; at += n, canonical += n) {
-      n = list[i].elements - at < G2Z__WEIGHTS_CHUNK ? list[i].elements - at : G2Z__WEIGHTS_CHUNK;
+      n = G2Z__MIN(list[i].elements - at, G2Z__WEIGHTS_CHUNK);
       G2Z_TRY(g2z__safetensors_read(set, index, at, n, chunk));
       if (i == count - 1 && head >= 0) { /* wte is GPT-2's head: a file may have both, if equal */
         G2Z_TRY(g2z__safetensors_read(set, head, at, n, chunk + n));
