@@ -4489,28 +4489,29 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
   size_t most = (size_t)plan->batch * rows * 8 * (size_t)plan->model.heads + N * 40 +
                 (N / 32 + 2048) * 4 * C;
   if (C == 64 * (size_t)plan->model.heads && plan->dtype_bytes == 2) { /* dQ in fp32, on Hopper */
-    size_t parts = G2Z__HOPPER_SPLITS * (size_t)plan->batch * (size_t)plan->model.heads;
-    if (parts > G2Z__ATTENTION_PARTS) parts = G2Z__ATTENTION_PARTS;
-    most += parts * rows * 64 * sizeof(float);
+    const size_t parts = G2Z__HOPPER_SPLITS * (size_t)plan->batch * (size_t)plan->model.heads;
+    most += G2Z__MIN(parts, G2Z__ATTENTION_PARTS) * rows * 64 * sizeof(float);
   }
   if (plan->dropout) most += N * C * plan->dtype_bytes;
   if (plan->fp8 >= G2Z_FP8_FORWARD) most += 4 * C * (C + 16) + 1024;
   if (plan->dtype_bytes == 2) { /* sums of logits per tile, or dh in fp32 */
-    size_t tiles = 8 * ((size_t)plan->vocab_padded / G2Z__PRODUCT_COLUMNS + 1);
-    size_t chunk = (size_t)plan->head_chunk;
-    size_t head = chunk * ((tiles > 4 * C ? tiles : 4 * C) + 16) + 4096;
+    const size_t tiles = 8 * ((size_t)plan->vocab_padded / G2Z__PRODUCT_COLUMNS + 1);
+    const size_t chunk = (size_t)plan->head_chunk;
+    size_t head = chunk * (G2Z__MAX(tiles, 4 * C) + 16) + 4096;
     if (plan->fp8) head += (chunk + (size_t)plan->vocab_padded) * (C + 16);
     if (plan->fp8 >= G2Z_FP8_ALL) head += (size_t)plan->vocab_padded * C + 4 * chunk;
-    if (most < head) most = head;
+    most = G2Z__MAX(most, head);
   }
   if (plan->device == G2Z_DEVICE_CUDA)
     bytes[G2Z_MEMORY_SCRATCH] = ((size_t)32 << 20) + 3 * g2z__align(most);
   if (plan->graphed) bytes[G2Z_MEMORY_SCRATCH] += plan->launches * G2Z__GRAPH_LAUNCH_BYTES;
 
-  int copies = plan->reduce == G2Z_TRANSPORT_COPY && plan->gather == G2Z_TRANSPORT_COPY &&
-               !plan->routes;
-  plan->nccl_bytes = plan->world == 1 || plan->device != G2Z_DEVICE_CUDA ? 0
-                     : (size_t)(copies ? 390 : 800) << 20;
+  plan->nccl_bytes = 0;
+  if (plan->world > 1 && plan->device == G2Z_DEVICE_CUDA) {
+    const int copies = plan->reduce == G2Z_TRANSPORT_COPY &&
+                       plan->gather == G2Z_TRANSPORT_COPY && !plan->routes;
+    plan->nccl_bytes = (size_t)(copies ? 390 : 800) << 20;
+  }
   plan->bytes_total = 0;
   for (int i = 0; i < G2Z_MEMORY_COUNT; i++) plan->bytes_total += bytes[i];
 }
@@ -9846,7 +9847,7 @@ G2Z_API g2z_status g2z_context_create(const g2z_context_config *config, g2z_cont
    * used all cores, all would run ten times slower. No result depends on the number of threads. */
   const int sharing = g2z_ranks_place(context->ranks)->local_world, cores = omp_get_num_procs();
   if (sharing > 1 && !getenv("OMP_NUM_THREADS") && cores >= sysconf(_SC_NPROCESSORS_ONLN))
-    omp_set_num_threads(cores > sharing ? cores / sharing : 1);
+    omp_set_num_threads(G2Z__MAX(cores / sharing, 1));
 #endif
   *out = context;
   return G2Z_OK;
@@ -9901,8 +9902,8 @@ G2Z__PRIVATE g2z_dropout g2z__dropout_at(const g2z__pass *pass, int layer, int s
 
 /* The residual stream that enters layer `layer`; for layer L, the output of the last block. */
 G2Z__PRIVATE void *g2z__residual(const g2z_model *model, int layer) {
-  return layer == 0 ? g2z__activation_at(model, G2Z__ACT_EMBED, 0)
-                    : g2z__activation_at(model, G2Z__ACT_RES3, layer - 1);
+  if (layer == 0) return g2z__activation_at(model, G2Z__ACT_EMBED, 0);
+  return g2z__activation_at(model, G2Z__ACT_RES3, layer - 1);
 }
 
 /* For the passes below: activations, weights, gradients by name. They read the variables `model`,
@@ -9925,10 +9926,19 @@ G2Z__PRIVATE g2z__narrow_places g2z__narrow_of(const g2z_model *model, const g2z
   char *wide = (char *)G2Z__A(WIDE), *fc = (char *)G2Z__A(FC);
   g2z__narrow_places narrow = {NULL, NULL, NULL, NULL, NULL, NULL, NULL};
   if (model->device->fp8 < G2Z_FP8_FORWARD) return narrow;
-  narrow.fc = wide, narrow.ln1 = narrow.att = narrow.ln2 = wide + 4 * rows;
-  if (model->device->fp8 == G2Z_FP8_FORWARD) return narrow;
-  narrow.ln1 = G2Z__A(LN1), narrow.ln2 = G2Z__A(LN2), narrow.fc = narrow.dproj = fc;
-  narrow.dfc = wide, narrow.dqkv = fc + rows * model->plan->dtype_bytes;
+  narrow.att = wide + 4 * rows;
+  if (model->device->fp8 == G2Z_FP8_FORWARD) {
+    narrow.ln1 = narrow.att;
+    narrow.ln2 = narrow.att;
+    narrow.fc = wide;
+    return narrow;
+  }
+  narrow.ln1 = G2Z__A(LN1);
+  narrow.ln2 = G2Z__A(LN2);
+  narrow.fc = fc;
+  narrow.dproj = fc;
+  narrow.dfc = wide;
+  narrow.dqkv = fc + rows * model->plan->dtype_bytes;
   return narrow;
 }
 
@@ -10008,14 +10018,19 @@ G2Z__PRIVATE g2z_status g2z__unit_forward(const g2z_model *model, const g2z__pas
 G2Z__PRIVATE g2z_status g2z__head_loss(const g2z_model *model, const g2z__pass *pass,
                                        double *loss_sum, const g2z_step_state *state) {
   const g2z_plan *plan = model->plan;
-  const int layer = 0, backward = state != NULL;
+  const int layer = 0;
   const float dloss = (float)(1.0 / (double)plan->step_tokens);
+  void *dh = NULL, *dwte = NULL;
+  if (state) {
+    dh = G2Z__A(WIDE);
+    dwte = model->dwte;
+  }
   G2Z__RUN(model->device, head_loss, .losses = G2Z__F(LOSSES), .loss_sum = loss_sum,
-           .dh = backward ? G2Z__A(WIDE) : NULL, .dwte = backward ? model->dwte : NULL,
-           .dwte_dtype = plan->dwte_dtype, .logits = model->logits, .h = G2Z__A(LNF),
-           .wte = g2z__parameter(model, plan->wte, G2Z_WTE), .targets = pass->y, .dloss = dloss,
-           .state = state, .mode = pass->write, .N = pass->B * pass->T, .C = plan->model.channels,
-           .V = plan->model.vocab, .Vp = plan->vocab_padded, .chunk = plan->head_chunk);
+           .dh = dh, .dwte = dwte, .dwte_dtype = plan->dwte_dtype, .logits = model->logits,
+           .h = G2Z__A(LNF), .wte = g2z__parameter(model, plan->wte, G2Z_WTE), .targets = pass->y,
+           .dloss = dloss, .state = state, .mode = pass->write, .N = pass->B * pass->T,
+           .C = plan->model.channels, .V = plan->model.vocab, .Vp = plan->vocab_padded,
+           .chunk = plan->head_chunk);
   return G2Z_OK;
 }
 
@@ -10102,9 +10117,9 @@ G2Z__PRIVATE g2z_status g2z__unit_backward_norm(const g2z_model *model, const g2
   int final = unit == 0;
   if (!final && plan->unit[unit].kind != G2Z_UNIT_BLOCK) return G2Z_OK;
   g2z_dropout below = g2z__dropout_at(pass, layer - 1, G2Z__SITE_FCPROJ);
-  void *bias = plan->unit[unit + 1].kind == G2Z_UNIT_BLOCK
-                   ? g2z__grad(model, unit + 1, G2Z_FCPROJB) : NULL;
-  void *dropped = bias || pass->keep_rows ? G2Z__A(LNF) : NULL; /* wpe: for gather_rows */
+  void *bias = NULL, *dropped = NULL;
+  if (plan->unit[unit + 1].kind == G2Z_UNIT_BLOCK) bias = g2z__grad(model, unit + 1, G2Z_FCPROJB);
+  if (bias || pass->keep_rows) dropped = G2Z__A(LNF); /* of wpe: for gather_rows */
   void *stream = g2z__residual(model, layer);
   if (final)
     G2Z__RUN(dev, layernorm_bwd, .dres = G2Z__A(DRES), .dropped = dropped, .dw = G2Z__G(LNFW),
@@ -10218,11 +10233,10 @@ G2Z__PRIVATE int g2z__owned_next(const g2z_plan *plan, size_t begin, size_t coun
                                  g2z_update_range *part) {
   for (; *next < plan->updates; ++*next) {
     *part = plan->update[*next];
-    size_t low = part->canonical > begin ? part->canonical : begin, end = begin + count;
-    size_t high = part->canonical + part->elements;
-    if (high > end) high = end;
+    const size_t low = G2Z__MAX(part->canonical, begin);
+    const size_t high = G2Z__MIN(part->canonical + part->elements, begin + count);
     if (low >= high) continue;
-    size_t skip = low - part->canonical;
+    const size_t skip = low - part->canonical;
     part->own_param_at += skip;
     part->sum_at += skip;
     part->shard_at += skip;
@@ -10248,8 +10262,9 @@ G2Z__PRIVATE char *g2z__trainer_shard(const g2z_trainer *t, g2z_buffer buffer,
   const size_t size = t->plan->moment_bytes;
   if (buffer == G2Z_BUFFER_MASTER) return (char *)(t->master + range->shard_at);
   if (buffer == G2Z_BUFFER_M) return t->m + range->shard_at * size;
-  if (buffer == G2Z_BUFFER_V) return range->scale > 0 ? NULL : t->v + range->v_at * size;
-  return g2z__sums_at(t, range->sum_at);
+  if (buffer == G2Z_BUFFER_GRADS) return g2z__sums_at(t, range->sum_at);
+  if (range->scale > 0) return NULL;
+  return t->v + range->v_at * size;
 }
 
 G2Z_API g2z_status g2z_trainer_write(g2z_trainer *t, g2z_buffer buffer, size_t canonical,
@@ -10291,6 +10306,14 @@ G2Z_API g2z_status g2z_trainer_read(g2z_trainer *t, g2z_buffer buffer, size_t ca
                                     size_t count, float *out) {
   g2z_device *dev = t->device;
   G2Z_TRY(g2z__check_canonical(t, canonical, count));
+  size_t size = sizeof(float); /* of an element in the buffer */
+  g2z_dtype type = G2Z_BF16;   /* if that is 2 bytes */
+  if (buffer == G2Z_BUFFER_GRADS) {
+    size = t->plan->grad_bytes;
+    type = t->plan->grad_dtype;
+  } else if (buffer != G2Z_BUFFER_MASTER) {
+    size = t->plan->moment_bytes;
+  }
   g2z_update_range part;
   for (size_t next = 0; g2z__owned_next(t->plan, canonical, count, &next, &part);) {
     float *to = out + (part.canonical - canonical);
@@ -10300,10 +10323,6 @@ G2Z_API g2z_status g2z_trainer_read(g2z_trainer *t, g2z_buffer buffer, size_t ca
       continue;
     }
     /* Numbers of 2 bytes are copied to the end of `to` and widened in place. */
-    const size_t size = buffer == G2Z_BUFFER_MASTER  ? sizeof(float)
-                        : buffer == G2Z_BUFFER_GRADS ? t->plan->grad_bytes
-                                                     : t->plan->moment_bytes;
-    const g2z_dtype type = buffer == G2Z_BUFFER_GRADS ? t->plan->grad_dtype : G2Z_BF16;
     char *raw = (char *)to + part.elements * (sizeof(float) - size);
     G2Z_TRY(dev->ops->download(dev, raw, from, part.elements * size));
     G2Z_TRY(dev->ops->synchronize(dev));
@@ -10318,44 +10337,53 @@ G2Z_API g2z_status g2z_trainer_read(g2z_trainer *t, g2z_buffer buffer, size_t ca
 
 /* ----- first weights ------------------------------------------------------ */
 
-/* Initializes parameter by parameter, in chunks. Normal numbers are drawn in quads of elements:
- * each parameter begins at a multiple of 8, because C is one, so no quad straddles two chunks. */
+/* Sets out[count] to the first weights from the canonical index `first` on, all of one parameter.
+ * Normal numbers are drawn in quads of elements: each parameter begins at a multiple of 8, because
+ * C is one, so no quad straddles two calls. */
+G2Z__PRIVATE void g2z__first_weights(const g2z_trainer *t, g2z_init init, size_t first,
+                                     size_t count, float *out) {
+  if (init == G2Z_INIT_ZEROS || init == G2Z_INIT_ONES) {
+    for (size_t i = 0; i < count; i++) out[i] = (float)(init == G2Z_INIT_ONES);
+    return;
+  }
+  double scale = 0.02;
+  if (init == G2Z_INIT_RESIDUAL) scale /= sqrt(2.0 * t->plan->model.layers);
+  const int64_t quads = (int64_t)(count / 4);
+  G2Z__PARALLEL(100.0 * quads)
+  for (int64_t quad = 0; quad < quads; quad++) {
+    float *four = out + 4 * quad;
+    const uint64_t place = first / 4 + (uint64_t)quad;
+    const uint32_t counter[4] = {(uint32_t)place, (uint32_t)(place >> 32), 0, 0};
+    uint32_t bits[4];
+    g2z_philox(t->config.seed, G2Z_RANDOM_INIT, counter, bits);
+    /* Box and Muller 1958, in double: the float does not depend on how a libm rounds. */
+    for (int k = 0; k < 4; k += 2) {
+      const double radius = sqrt(-2.0 * log(1.0 - (double)g2z_uniform(bits[k])));
+      const double angle = 6.28318530717958647692 * (double)g2z_uniform(bits[k + 1]);
+      four[k] = (float)(scale * (radius * cos(angle)));
+      four[k + 1] = (float)(scale * (radius * sin(angle)));
+    }
+  }
+}
+
+/* Initializes parameter by parameter, in chunks. */
 G2Z__PRIVATE g2z_status g2z__trainer_init(g2z_trainer *t) {
-  const g2z_model_config *model = &t->plan->model;
   const size_t limit = 1 << 16;
-  size_t canonical = 0;
   float *chunk;
   G2Z_TRY(G2Z_NEW(t->services, limit, &chunk));
   g2z_status status = G2Z_OK;
-  for (int i = 0; i < t->plan->units * G2Z_PARAM_COUNT; i++) {
-    const g2z_param_info info = g2z__param_describe(model, (g2z_param)(i % G2Z_PARAM_COUNT));
-    const int residual = info.init == G2Z_INIT_RESIDUAL, ones = info.init == G2Z_INIT_ONES;
-    const double scale = residual ? 0.02 / sqrt(2.0 * model->layers) : 0.02;
-    if (info.unit != t->plan->unit[i / G2Z_PARAM_COUNT].kind) continue;
-    for (size_t done = 0, n; done < info.elements && status == G2Z_OK; done += n) {
-      n = info.elements - done < limit ? info.elements - done : limit;
-      const int64_t quads = (int64_t)(n / 4);
-      G2Z__PARALLEL(100.0 * quads)
-      for (int64_t quad = 0; quad < quads; quad++) {
-        float *four = chunk + 4 * quad;
-        for (int k = 0; k < 4; k++) four[k] = ones ? 1.0f : 0.0f;
-        if (!residual && info.init != G2Z_INIT_NORMAL) continue;
-        /* Box and Muller 1958, in double: the float does not depend on how a libm rounds. */
-        const uint64_t place = (canonical + done) / 4 + (uint64_t)quad;
-        const uint32_t counter[4] = {(uint32_t)place, (uint32_t)(place >> 32), 0, 0};
-        uint32_t bits[4];
-        g2z_philox(t->config.seed, G2Z_RANDOM_INIT, counter, bits);
-        for (int k = 0; k < 4; k += 2) {
-          const double radius = sqrt(-2.0 * log(1.0 - (double)g2z_uniform(bits[k])));
-          const double angle = 6.28318530717958647692 * (double)g2z_uniform(bits[k + 1]);
-          four[k] = (float)(scale * (radius * cos(angle)));
-          four[k + 1] = (float)(scale * (radius * sin(angle)));
-        }
+  for (int u = 0; u < t->plan->units; u++)
+    for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
+      const g2z_param_info info = g2z__param_describe(&t->plan->model, (g2z_param)p);
+      if (info.unit != t->plan->unit[u].kind) continue;
+      const size_t begin = t->plan->unit[u].canonical + t->plan->offset[p];
+      const size_t end = begin + info.elements;
+      for (size_t at = begin, n; at < end && status == G2Z_OK; at += n) {
+        n = G2Z__MIN(end - at, limit);
+        g2z__first_weights(t, info.init, at, n, chunk);
+        status = g2z_trainer_write(t, G2Z_BUFFER_MASTER, at, n, chunk);
       }
-      status = g2z_trainer_write(t, G2Z_BUFFER_MASTER, canonical + done, n, chunk);
     }
-    canonical += info.elements;
-  }
   g2z_release(t->services, chunk);
   return status;
 }
@@ -10446,17 +10474,17 @@ G2Z__PRIVATE g2z_status g2z__trainer_first(g2z_trainer *t) {
   /* The blocks' weights, and the addresses of their 8-bit copies. */
   uint8_t *at = t->narrow_at;
   if (at) G2Z_TRY(G2Z_NEW(t->services, (size_t)(4 * L), &t->narrow));
-  for (int i = 0; at && i < L * G2Z_PARAM_COUNT; i++) {
-    const g2z_param param = (g2z_param)(i % G2Z_PARAM_COUNT);
-    const g2z_param_info w = g2z__param_describe(model, param);
-    const int backward = param != G2Z_ATTPROJW && t->config.fp8 >= G2Z_FP8_ALL;
-    if (w.unit != G2Z_UNIT_BLOCK || w.rank != 2) continue;
-    uint8_t *rows = at + g2z__align(w.cols * G2Z_NARROW_ROW(w.rows));
-    const g2z_narrow_weight one = {g2z__parameter(&t->model, L - i / G2Z_PARAM_COUNT, param), at,
-                                   backward ? rows : NULL, (int)w.rows, (int)w.cols};
-    t->narrow[t->device->narrow_count++] = one;
-    at = rows + g2z__align(w.rows * G2Z_NARROW_ROW(w.cols));
-  }
+  for (int layer = 0; at && layer < L; layer++)
+    for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
+      const g2z_param_info w = g2z__param_describe(model, (g2z_param)p);
+      if (w.unit != G2Z_UNIT_BLOCK || w.rank != 2) continue;
+      uint8_t *rows = at + g2z__align(w.cols * G2Z_NARROW_ROW(w.rows));
+      g2z_narrow_weight one = {g2z__parameter(&t->model, L - layer, (g2z_param)p), at, NULL,
+                               (int)w.rows, (int)w.cols};
+      if (p != G2Z_ATTPROJW && t->config.fp8 >= G2Z_FP8_ALL) one.rows = rows;
+      t->narrow[t->device->narrow_count++] = one;
+      at = rows + g2z__align(w.rows * G2Z_NARROW_ROW(w.cols));
+    }
   t->device->narrow = t->narrow;
   if (!from) return g2z__trainer_init(t);
   /* Weights from files. The reader checks shapes; only config.json has the number of heads. */
@@ -10599,8 +10627,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
   /* Also times Muon's products for every shape, even if this rank is no home for it. */
   for (int p = 0; t->plan->muon_weights && p < G2Z_PARAM_COUNT; p++) {
     const g2z_param_info info = g2z__param_describe(&t->plan->model, (g2z_param)p);
-    const int homes = t->plan->routes ? t->plan->world : 1, layers = t->plan->model.layers;
-    const g2z_matrices shape = {0, layers > homes ? layers / homes : 1, (int)info.rows,
+    const int homes = t->plan->routes ? t->plan->world : 1;
+    const g2z_matrices shape = {0, G2Z__MAX(t->plan->model.layers / homes, 1), (int)info.rows,
                                 (int)info.cols, info.muon};
     if (!info.muon) continue;
     G2Z_TRY(t->device->ops->orthogonalize(t->device, t->model.logits, &shape, 1,
@@ -10619,11 +10647,11 @@ G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
   if (t->plan->device == G2Z_DEVICE_CPU || t->tuned || !t->config.tune) return G2Z_OK;
   g2z__ranks_phase(ranks, "tuning", t->enqueued, 600);
   g2z_status status = g2z__restore(t);
-  for (int unit = t->plan->gathers ? t->plan->wte : -1; unit >= 0 && status == G2Z_OK; unit--)
+  for (int unit = t->plan->wte; t->plan->gathers && unit >= 0 && status == G2Z_OK; unit--)
     if (!t->plan->unit[unit].gathered || unit >= g2z__trainer_second(t))
       status = g2z__arrive(t, unit); /* all resident parameters */
   G2Z_TRY(g2z__trainer_alone(t, status)); /* other ranks' devices wait for this rank */
-  status = t->plan->rank == 0 ? g2z__trainer_rehearse(t, &text) : G2Z_OK;
+  if (t->plan->rank == 0) status = g2z__trainer_rehearse(t, &text);
   status = g2z_ranks_agree(ranks, status);
   if (status == G2Z_OK) status = g2z__ranks_text(ranks, text, &copy);
   if (status == G2Z_OK && copy) status = g2z__tuning_read(t->device, copy);
@@ -10660,11 +10688,14 @@ G2Z__PRIVATE g2z_status g2z__trainer_stage(g2z_trainer *t, const int32_t *x, con
   int32_t *host = t->staged[slot];
   G2Z_TRY(dev->ops->wait(dev, G2Z__EVENT_STAGED + slot));
   size_t bytes = count * sizeof(int32_t);
-  int at_once = t->model.tokens + count == t->model.targets; /* one copy: saves 8 us */
   memcpy(host, x, bytes);
   memcpy(host + count, y, bytes);
-  G2Z_TRY(dev->ops->upload(dev, t->model.tokens, host, at_once ? 2 * bytes : bytes));
-  if (!at_once) G2Z_TRY(dev->ops->upload(dev, t->model.targets, host + count, bytes));
+  if (t->model.tokens + count == t->model.targets) { /* one copy: saves 8 us */
+    G2Z_TRY(dev->ops->upload(dev, t->model.tokens, host, 2 * bytes));
+  } else {
+    G2Z_TRY(dev->ops->upload(dev, t->model.tokens, host, bytes));
+    G2Z_TRY(dev->ops->upload(dev, t->model.targets, host + count, bytes));
+  }
   return dev->ops->mark(dev, G2Z__EVENT_STAGED + slot);
 }
 
@@ -10718,8 +10749,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_enqueue(g2z_trainer *t) {
   g2z__ranks_count(ranks, played + t->noted);
   for (size_t i = 0; i < t->record.count; i++) {
     const g2z_call *c = &t->record.calls[i];
-    G2Z_TRY(c->kind == G2Z_CALL_GRAPH ? t->device->ops->graph_run(t->device, c->graph)
-                                      : t->comm->ops->play(t->comm, c));
+    if (c->kind == G2Z_CALL_GRAPH) G2Z_TRY(t->device->ops->graph_run(t->device, c->graph));
+    else G2Z_TRY(t->comm->ops->play(t->comm, c));
   }
   return G2Z_OK;
 }
@@ -10754,14 +10785,16 @@ G2Z__PRIVATE g2z_status g2z__trainer_report(g2z_trainer *t, int64_t loss_step, g
   report->data_ms = t->data_s[slot] * 1e3;
   report->exposed_comm_ms = t->comm->ops->waited_ms(t->comm, slot);
   if (state->skipped_at_minimum < G2Z__SKIPS_AT_MINIMUM) return G2Z_OK;
+  const char *scale = "", *sums = "";
+  const char *weights = "lower the learning rate, raise warmup, or go back to an earlier checkpoint";
+  if (state->used_loss_scale > 1) scale = "lower --loss-scale, which is fixed, or remove it; ";
+  if (t->plan->wire_dtype == G2Z_FP16) sums = "give --grad-dtype fp32; ";
+  if (!state->applied) /* no learning rate has had an effect */
+    weights = "start from other weights, or take dtype=fp32";
   g2z_fail(t->services, G2Z_DIVERGED,
            "%d steps in a row up to step %" PRId64 " had gradients that are not finite at loss "
            "scale %g: %s%s%s", (int)state->skipped_at_minimum, loss_step,
-           (double)state->used_loss_scale, state->used_loss_scale > 1
-           ? "lower --loss-scale, which is fixed, or remove it; " : "",
-           t->plan->wire_dtype == G2Z_FP16 ? "give --grad-dtype fp32; " : "", state->applied
-           ? "lower the learning rate, raise warmup, or go back to an earlier checkpoint"
-           : "start from other weights, or take dtype=fp32"); /* lr had no effect yet */
+           (double)state->used_loss_scale, scale, sums, weights);
   t->services->alike = 1; /* all ranks have this verdict */
   return G2Z_DIVERGED;
 }
@@ -11004,7 +11037,8 @@ G2Z__PRIVATE g2z_status g2z__model_forward(g2z_model *m, const g2z__pass *pass) 
     if (status == G2Z_OK) status = g2z__unit_forward(m, pass, unit);
   }
   m->device->fp8 = fp8;
-  return t && status == G2Z_OK ? g2z__wait_parameters(t, wte, wte) : status;
+  if (t && status == G2Z_OK) status = g2z__wait_parameters(t, wte, wte);
+  return status;
 }
 
 /* Runs forward over whole sequences: [B,T] tokens that are on the device, with their targets. */
@@ -11039,9 +11073,8 @@ G2Z__PRIVATE g2z_status g2z__model_may_go_on(const g2z_model *m, const char *pha
 
 /* The longest sequence that fits both wpe and a trainer's activations. */
 G2Z__PRIVATE int g2z__model_longest(const g2z_model *m) {
-  const int context = m->config.context;
-  const int most = m->trainer ? (int)m->plan->tokens : context;
-  return context < most ? context : most;
+  if (!m->trainer) return m->config.context;
+  return G2Z__MIN(m->config.context, (int)m->plan->tokens);
 }
 
 G2Z__PRIVATE g2z_status g2z__model_check(const g2z_model *m, const int32_t *tokens, int B, int T) {
@@ -11085,7 +11118,7 @@ G2Z__PRIVATE g2z_status g2z__model_pass(g2z_model *m, const int32_t *tokens,
     return dev->ops->synchronize(dev);
   }
   for (size_t done = 0, n; done < count; done += n) {
-    n = count - done < most ? count - done : most;
+    n = G2Z__MIN(count - done, most);
     G2Z_TRY(g2z__model_head(m, (float *)m->logits, done, (int)n));
     G2Z_TRY(dev->ops->download(dev, out + done * V, m->logits, n * V * sizeof(float)));
     G2Z_TRY(dev->ops->synchronize(dev));
@@ -11098,14 +11131,14 @@ G2Z__PRIVATE g2z_status g2z__model_pass(g2z_model *m, const int32_t *tokens,
 G2Z__PRIVATE g2z_status g2z__model_passes(g2z_model *m, const int32_t *tokens,
                                           const int32_t *targets, int B, int T, float *out) {
   const int most = m->trainer ? (int)m->plan->tokens : 8192;
-  int group = most / T > 0 ? most / T : 1;
-  if (group > B) group = B;
+  const int group = G2Z__MIN(B, G2Z__MAX(most / T, 1));
+  const size_t width = targets ? 1 : (size_t)m->config.vocab; /* results per token */
   g2z_status status = g2z__model_begin(m, group, T, 0);
   for (int b = 0, n; b < B && status == G2Z_OK; b += n) {
-    n = B - b < group ? B - b : group;
+    n = G2Z__MIN(B - b, group);
     const size_t at = (size_t)b * (size_t)T;
-    status = g2z__model_pass(m, tokens + at, targets ? targets + at : NULL, n, T,
-                             out + at * (targets ? 1 : (size_t)m->config.vocab));
+    const int32_t *wanted = targets ? targets + at : NULL;
+    status = g2z__model_pass(m, tokens + at, wanted, n, T, out + at * width);
   }
   return g2z__model_end(m, status);
 }
@@ -11242,7 +11275,7 @@ G2Z__PRIVATE g2z_status g2z__prefill(g2z__continued *g, int i) {
   G2Z_TRY(dev->ops->upload(dev, g->on.drawn + i, g->drawn + i, sizeof *g->drawn));
   g2z__pass pass = g2z__pass_over(m->tokens, 1, (int)kept);
   pass.window = g->window;
-  pass.sequence = m->trainer ? 0 : i;
+  if (!m->trainer) pass.sequence = i; /* a trainer's model has no cache */
   G2Z_TRY(g2z__model_forward(m, &pass));
   G2Z_TRY(g2z__draw_next(g, i, kept - 1, 1));
   G2Z_TRY(dev->ops->synchronize(dev)); /* the uploads have been read */
@@ -11291,9 +11324,11 @@ G2Z__PRIVATE g2z_status g2z__continue(g2z__continued *g, g2z_each_token each, vo
     if (ahead && steps++ == 1 && dev->kind == G2Z_DEVICE_CUDA) {
       G2Z_TRY(dev->ops->graph_begin(dev));
       g2z_status status = g2z__step(g), ended = dev->ops->graph_end(dev, &g->graph);
-      G2Z_TRY(status != G2Z_OK ? status : ended);
+      G2Z_TRY(status);
+      G2Z_TRY(ended);
     }
-    if (ahead) G2Z_TRY(g->graph ? dev->ops->graph_run(dev, g->graph) : g2z__step(g));
+    if (ahead && g->graph) G2Z_TRY(dev->ops->graph_run(dev, g->graph));
+    else if (ahead) G2Z_TRY(g2z__step(g));
     for (int i = 0; i < g->count; i++) {
       if (!g->going[i]) continue;
       if (cached && g->positions[i] < g->window) g->positions[i]++;
@@ -11334,7 +11369,8 @@ G2Z_API g2z_status g2z_model_generate(g2z_model *m, int count, int32_t *ids, siz
   g.going = g.drawn + count;
   for (int i = 0; i < count; i++) {
     g.going[i] = lengths[i] < capacity;
-    g.positions[i] = lengths[i] <= (size_t)g.window ? (int32_t)lengths[i] - 1 : g.window;
+    g.positions[i] = g.window;
+    if (lengths[i] <= (size_t)g.window) g.positions[i] = (int32_t)lengths[i] - 1;
   }
   /* One pass runs either one sequence of at most `window` tokens or one token per sequence. */
   g2z_status status = g2z__model_begin(m, (count - 1) / g.window + 1, g.window, count);
@@ -11549,8 +11585,7 @@ G2Z__PRIVATE g2z_status g2z__transfer_open(g2z__transfer *x, g2z_trainer *t, con
   while (length > 1 && directory[length - 1] == '/') length--;
   G2Z_TRY(G2Z_NEW(t->services, bytes, &x->directory));
   snprintf(x->directory, bytes, "%.*s%s", (int)length, directory, suffix);
-  x->chunk_elements = t->plan->parameters < G2Z__CHECKPOINT_CHUNK ? t->plan->parameters
-                                                                  : G2Z__CHECKPOINT_CHUNK;
+  x->chunk_elements = G2Z__MIN(t->plan->parameters, G2Z__CHECKPOINT_CHUNK);
   G2Z_TRY(t->device->ops->allocate_host(t->device, x->chunk_elements * sizeof(float), &memory));
   x->chunk = (float *)memory;
   return G2Z_OK;
@@ -11590,15 +11625,17 @@ G2Z__PRIVATE g2z_status g2z__transfer_read(g2z__transfer *x, uint64_t begin, voi
  * link. */
 G2Z__PRIVATE g2z_status g2z__transfer_buffer(g2z__transfer *x, g2z_buffer buffer, int saving,
                                              uint64_t *begin) {
-  char name[40];
-  snprintf(name, sizeof name, "%s%s",
-           buffer == G2Z_BUFFER_MASTER ? "model.safetensors" : "optimizer.state",
-           saving ? ".partial" : "");
-  G2Z_TRY(g2z__transfer_file(x, name, saving ? O_WRONLY | O_NOFOLLOW : O_RDONLY));
-  if (!saving) { /* the length of the header, then the header */
+  const char *name = buffer == G2Z_BUFFER_MASTER ? "model.safetensors" : "optimizer.state";
+  if (saving) {
+    char partial[40];
+    snprintf(partial, sizeof partial, "%s.partial", name);
+    G2Z_TRY(g2z__transfer_file(x, partial, O_WRONLY | O_NOFOLLOW));
+    *begin = x->first[buffer != G2Z_BUFFER_MASTER];
+  } else { /* the length of the header, then the header */
+    G2Z_TRY(g2z__transfer_file(x, name, O_RDONLY));
     G2Z_TRY(g2z__transfer_read(x, 0, begin, sizeof *begin));
     *begin += sizeof *begin;
-  } else *begin = x->first[buffer != G2Z_BUFFER_MASTER];
+  }
   if (buffer == G2Z_BUFFER_V) *begin += x->t->plan->parameters * sizeof(float);
   return G2Z_OK;
 }
@@ -11617,7 +11654,7 @@ G2Z__PRIVATE g2z_status g2z__transfer_elements(g2z__transfer *x, int saving) {
       for (size_t done = 0, n; done < range.elements; done += n) {
         const size_t canonical = range.canonical + done;
         const uint64_t at = begin + canonical * sizeof(float);
-        n = range.elements - done < x->chunk_elements ? range.elements - done : x->chunk_elements;
+        n = G2Z__MIN(range.elements - done, x->chunk_elements);
         if (saving) {
           g2z_status status = g2z_trainer_read(x->t, (g2z_buffer)b, canonical, n, x->chunk);
           G2Z_TRY(g2z__trainer_alone(x->t, status));
@@ -11638,7 +11675,8 @@ G2Z__PRIVATE g2z_status g2z__transfer_elements(g2z__transfer *x, int saving) {
 
 /* Computes checksums of chunks rank, rank + world, ... `write` 1: stores them; 0: compares. */
 G2Z__PRIVATE g2z_status g2z__transfer_sums(g2z__transfer *x, int write) {
-  const size_t world = (size_t)x->t->plan->world, most = x->chunk_elements * sizeof(float);
+  const size_t world = (size_t)x->t->plan->world;
+  const uint64_t most = x->chunk_elements * sizeof(float);
   for (size_t i = (size_t)x->t->plan->rank; i < x->saved.sum_count; i += world) {
     g2z__sum *sum = &x->saved.sums[i];
     const uint64_t whole = (uint64_t)g2z__saved_bytes(&x->saved, sum->name);
@@ -11655,7 +11693,7 @@ G2Z__PRIVATE g2z_status g2z__transfer_sums(g2z__transfer *x, int write) {
                       "%s has %" PRIu64 " of %" PRIu64 " bytes: it was cut or replaced; "
                       "copy the checkpoint again", x->path.text, (uint64_t)info.st_size, whole);
     for (uint64_t done = 0, n; done < sum->bytes; done += n) {
-      n = sum->bytes - done < most ? sum->bytes - done : most;
+      n = G2Z__MIN(sum->bytes - done, most);
       G2Z_TRY(g2z__transfer_read(x, sum->begin + done, x->chunk, (size_t)n));
       crc = g2z_crc32c(crc, x->chunk, (size_t)n);
     }
@@ -11695,14 +11733,16 @@ G2Z__PRIVATE g2z_status g2z__saver_own(g2z__transfer *x) {
 G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__transfer *x, const char *final_name) {
   const g2z_plan *plan = x->t->plan;
   const size_t P = plan->parameters, W = (size_t)plan->world, rank = (size_t)plan->rank;
-  const int all = plan->owner == G2Z_OWNER_ALL; /* each rank saves an equal part */
   g2z__safetensor *list, moments[2];
   struct stat info;
   size_t count;
   int there = 0;
   x->saved.world = plan->world;
-  x->begin = all ? P / W * rank + P % W * rank / W : 0;
-  x->count = all ? P / W * (rank + 1) + P % W * (rank + 1) / W - x->begin : P;
+  x->count = P;
+  if (plan->owner == G2Z_OWNER_ALL) { /* each rank saves an equal part */
+    x->begin = P / W * rank + P % W * rank / W;
+    x->count = P / W * (rank + 1) + P % W * (rank + 1) / W - x->begin;
+  }
   if (rank > 0) return G2Z_OK;
   if (!x->weights_only) {
     G2Z_TRY(g2z_is_there(x->services, final_name, &there));
@@ -11721,9 +11761,12 @@ G2Z__PRIVATE g2z_status g2z__saver_begin(g2z__transfer *x, const char *final_nam
   g2z_release(x->services, list);
   if (status != G2Z_OK || x->weights_only) return status;
   memset(moments, 0, sizeof moments);
-  moments[0].name = "m", moments[1].name = "v";
-  moments[0].rank = moments[1].rank = 1;
-  moments[0].shape[0] = moments[1].shape[0] = P;
+  moments[0].name = "m";
+  moments[1].name = "v";
+  for (int i = 0; i < 2; i++) {
+    moments[i].rank = 1;
+    moments[i].shape[0] = P;
+  }
   return g2z__safetensors_create(x->services, g2z__transfer_name(x, "optimizer.state"), moments, 2,
                                  &x->moments);
 }
@@ -11735,7 +11778,8 @@ G2Z__PRIVATE void g2z__saved_put_table(g2z_json_out *out, const g2z_setting *row
     if (row->on_resume == G2Z_RESUME_FREE) continue;
     g2z__setting_text(row, values, text);
     if (row->words) g2z_json_put_string(out, row->name, text);
-    else g2z__json_put(out, row->name, isfinite(g2z__setting_number(row, values)) ? text : "null");
+    else if (isfinite(g2z__setting_number(row, values))) g2z__json_put(out, row->name, text);
+    else g2z__json_put(out, row->name, "null");
   }
 }
 
@@ -11753,7 +11797,8 @@ G2Z__PRIVATE int g2z__sum_order(const void *a, const void *b) {
   const g2z__sum *x = (const g2z__sum *)a, *y = (const g2z__sum *)b;
   const int names = strcmp(x->name, y->name);
   if (names) return names;
-  return x->begin < y->begin ? -1 : x->begin > y->begin;
+  if (x->begin < y->begin) return -1;
+  return x->begin > y->begin;
 }
 
 /* Rank 0, after all ranks wrote: gives the weights their name. In a checkpoint it also writes the
@@ -11799,7 +11844,7 @@ G2Z__PRIVATE g2z_status g2z__saver_commit(g2z__transfer *x) {
     snprintf(sum.name, sizeof sum.name, "%.75s", entry->d_name);
     do {
       const uint64_t left = (uint64_t)info.st_size - sum.begin;
-      sum.bytes = left < G2Z__SUM_BYTES ? left : G2Z__SUM_BYTES;
+      sum.bytes = G2Z__MIN(left, G2Z__SUM_BYTES);
       G2Z_TRY(G2Z_GROW(x->services, &saved->sums, &saved->sum_capacity, saved->sum_count,
                        saved->sum_count + 1));
       saved->sums[saved->sum_count++] = sum;
@@ -11845,7 +11890,9 @@ G2Z__PRIVATE g2z_status g2z__saver_run(g2z__transfer *x, const char *final_name)
   }
   G2Z_TRY(g2z_ranks_broadcast(x->ranks, x->first, sizeof x->first));
   G2Z_TRY(g2z_ranks_agree(x->ranks, g2z__saver_own(x)));
-  G2Z_TRY(g2z_ranks_agree(x->ranks, rank == 0 ? g2z__saver_commit(x) : G2Z_OK));
+  g2z_status status = G2Z_OK;
+  if (rank == 0) status = g2z__saver_commit(x);
+  G2Z_TRY(g2z_ranks_agree(x->ranks, status));
   if (x->weights_only) return G2Z_OK;
   /* Each rank computes the checksums of its part of the chunks that rank 0 listed. */
   uint64_t count = saved->sum_count;
@@ -11858,7 +11905,8 @@ G2Z__PRIVATE g2z_status g2z__saver_run(g2z__transfer *x, const char *final_name)
   for (size_t i = 0; i < count; i += world)
     G2Z_TRY(g2z_ranks_all_gather(x->ranks, &saved->sums[i + rank], sizeof(g2z__sum),
                                  &saved->sums[i]));
-  return g2z_ranks_agree(x->ranks, rank == 0 ? g2z__saver_publish(x, final_name) : G2Z_OK);
+  if (rank == 0) status = g2z__saver_publish(x, final_name);
+  return g2z_ranks_agree(x->ranks, status);
 }
 
 G2Z__PRIVATE g2z_status g2z__save(g2z_trainer *t, const char *directory, int weights_only,
@@ -11937,7 +11985,8 @@ G2Z__PRIVATE g2z_status g2z__sums_parse(g2z_services *services, g2z__saved *save
         sscanf(line, "%8" SCNx32 " %" SCNu64 " %" SCNu64 " %75[^/\n]%n", &sum.crc, &sum.bytes,
                &sum.begin, sum.name, &used) != 4 || line + used != next)
       break;
-    const uint64_t begin = strcmp(sum.name, before.name) ? 0 : before.begin + before.bytes;
+    uint64_t begin = 0;
+    if (strcmp(sum.name, before.name) == 0) begin = before.begin + before.bytes;
     if (sum.begin != begin || sum.bytes > INT64_MAX - begin) break;
     G2Z_TRY(G2Z_GROW(services, &saved->sums, &saved->sum_capacity, saved->sum_count,
                      saved->sum_count + 1));
@@ -12004,11 +12053,12 @@ G2Z__PRIVATE g2z_status g2z__saved_read(g2z_services *services, const char *dire
                     "whole: take an earlier checkpoint", directory);
   G2Z_TRY(g2z_is_there(services, g2z_path_in(directory, "trainer_state.json").text, &state));
   G2Z_TRY(g2z_is_there(services, g2z_path_in(directory, "model.safetensors").text, &weights));
+  if (!state && weights)
+    return g2z_fail(services, G2Z_FORMAT, "%s has weights but no trainer_state.json, so it is no "
+                    "checkpoint: begin a new training from them, --init-from", directory);
   if (!state)
-    return g2z_fail(services, G2Z_FORMAT, "%s has %sno trainer_state.json, so it is no "
-                    "checkpoint: %s", directory, weights ? "weights but " : "",
-                    weights ? "begin a new training from them, --init-from"
-                            : "name a step-NNNNNN directory of a run");
+    return g2z_fail(services, G2Z_FORMAT, "%s has no trainer_state.json, so it is no checkpoint: "
+                    "name a step-NNNNNN directory of a run", directory);
   G2Z_TRY(g2z_is_there(services, g2z_path_in(directory, "CHECKSUMS").text, &sums));
   if (!sums)
     return g2z_fail(services, G2Z_FORMAT, "%s has no CHECKSUMS, which belongs to it: copy the "
@@ -12048,10 +12098,12 @@ G2Z__PRIVATE g2z_status g2z__loading_compare(g2z__transfer *x, g2z_on_resume on_
     if (on_resume == G2Z_RESUME_SAME)
       G2Z_REFUSE(x->services, "%s was saved by a model with %s=%s, and this one has %s=%s: resume "
                  "with the same model", x->directory, setting->name, was, setting->name, is);
-    g2z_log(x->services, on_resume == G2Z_RESUME_WARN ? G2Z_LOG_WARNING : G2Z_LOG_INFO,
-            "%s changed since the checkpoint: %s -> %s%s", setting->name, was, is,
-            strcmp(setting->name, "optimizer") == 0
-                ? "; the moments of the blocks' weights start at zero" : "");
+    const g2z_log_level level = on_resume == G2Z_RESUME_WARN ? G2Z_LOG_WARNING : G2Z_LOG_INFO;
+    const char *moments = "";
+    if (strcmp(setting->name, "optimizer") == 0)
+      moments = "; the moments of the blocks' weights start at zero";
+    g2z_log(x->services, level, "%s changed since the checkpoint: %s -> %s%s", setting->name, was,
+            is, moments);
   }
   return G2Z_OK;
 }
@@ -12147,9 +12199,11 @@ G2Z__PRIVATE g2z_status g2z__loading_fill(g2z__transfer *x) {
   for (int u = 1; changed && u < t->plan->wpe; u++)
     for (int p = 0; p < G2Z_PARAM_COUNT; p++) {
       const g2z_param_info info = g2z__param_describe(&t->plan->model, (g2z_param)p);
-      size_t at = t->plan->unit[u].canonical + t->plan->offset[p];
-      for (size_t end = info.muon ? at + info.elements : at, n; at < end; at += n) {
-        n = end - at < x->chunk_elements ? end - at : x->chunk_elements;
+      if (!info.muon) continue;
+      const size_t begin = t->plan->unit[u].canonical + t->plan->offset[p];
+      const size_t end = begin + info.elements;
+      for (size_t at = begin, n; at < end; at += n) {
+        n = G2Z__MIN(end - at, x->chunk_elements);
         G2Z_TRY(g2z_trainer_write(t, G2Z_BUFFER_M, at, n, x->chunk));
         G2Z_TRY(g2z_trainer_write(t, G2Z_BUFFER_V, at, n, x->chunk));
       }
@@ -12158,17 +12212,22 @@ G2Z__PRIVATE g2z_status g2z__loading_fill(g2z__transfer *x) {
   if (!t->loader) return G2Z_OK;
   const int64_t global = t->loader->global, before = g2z__saved_global(saved);
   g2z_loader_position position = g2z__saved_position(saved, t->loader);
-  if (t->plan->rank == 0 && saved->sequences && !g2z__saved_same_data(saved, t->loader))
+  const int logs = t->plan->rank == 0 && saved->sequences;
+  if (logs && !g2z__saved_same_data(saved, t->loader)) {
+    const char *contents = "";
+    if (saved->sequences == t->loader->sequences && saved->config.seq == t->plan->seq)
+      contents = ", with other contents";
     g2z_log(x->services, G2Z_LOG_WARNING, "the data differs from the checkpoint's: %" PRId64
             " sequences of %d tokens, now %" PRId64 " of %d%s; epoch %" PRId64 " starts over",
-            saved->sequences, saved->config.seq, t->loader->sequences, t->plan->seq,
-            saved->sequences == t->loader->sequences && saved->config.seq == t->plan->seq
-                ? ", with other contents" : "", saved->epoch);
-  else if (t->plan->rank == 0 && saved->sequences && global != before)
+            saved->sequences, saved->config.seq, t->loader->sequences, t->plan->seq, contents,
+            saved->epoch);
+  } else if (logs && global != before) {
+    const int64_t read = saved->epoch_step * before;
+    const int64_t again = position.step ? read % global : 0;
     g2z_log(x->services, G2Z_LOG_INFO, "sequences per step changed since the checkpoint: %" PRId64
             " -> %" PRId64 "; epoch %" PRId64 " reads %" PRId64 " of %" PRId64 " again", before,
-            global, saved->epoch, position.step ? saved->epoch_step * before % global : (int64_t)0,
-            saved->epoch_step * before);
+            global, saved->epoch, again, read);
+  }
   return g2z_loader_seek(t->loader, position);
 }
 
