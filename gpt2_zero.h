@@ -11397,43 +11397,58 @@ G2Z_API g2z_status g2z_model_generate(g2z_model *m, int count, int32_t *ids, siz
  * The last file is CHECKSUMS: a line "CRC BYTES OFFSET NAME" for each chunk of each other file, and
  * a last line with the checksum of these lines. Ranks divide the chunks, to save and to load. */
 
+#define G2Z__CHECKPOINT_FORMAT "gpt2_zero checkpoint"
 #define G2Z__CHECKPOINT_VERSION 4
 #define G2Z__SUM_BYTES ((uint64_t)64 << 20)     /* bytes of a file per checksum */
 #define G2Z__CHECKPOINT_CHUNK ((size_t)1 << 20) /* elements copied at a time */
 
 /* ----- CRC-32C (Castagnoli), as in iSCSI, RFC 3720 appendix B.4 ----- */
 
-/* Takes eight bytes per iteration: with SSE 4.2's instruction, or with tables at about 2 GB/s. */
+#if defined(__SSE4_2__) && defined(__x86_64__)
 G2Z_API uint32_t g2z_crc32c(uint32_t sum, const void *bytes, size_t count) {
   const unsigned char *at = (const unsigned char *)bytes;
-  uint64_t word;
   sum = ~sum;
-#if defined(__SSE4_2__) && defined(__x86_64__)
   for (; count >= 8; at += 8, count -= 8) {
+    uint64_t word;
     memcpy(&word, at, sizeof word);
     sum = (uint32_t)_mm_crc32_u64(sum, word);
   }
   for (; count > 0; at++, count--) sum = _mm_crc32_u8(sum, *at);
+  return ~sum;
+}
 #else
-  uint32_t table[8][256];       /* [k][b]: byte b, followed by k zero bytes */
+/* Without the instruction: eight bytes per iteration, one table for each, about 2 GB/s. */
+static uint32_t g2z__crc_table[8][256]; /* [k][b]: byte b, followed by k zero bytes */
+static pthread_once_t g2z__crc_once = PTHREAD_ONCE_INIT;
+
+G2Z__PRIVATE void g2z__crc_fill(void) {
+  uint32_t(*table)[256] = g2z__crc_table;
   for (uint32_t byte = 0; byte < 256; byte++) {
-    table[0][byte] = byte;
-    for (int bit = 0; bit < 8; bit++)
-      table[0][byte] = table[0][byte] >> 1 ^ (table[0][byte] & 1 ? 0x82f63b78u : 0);
+    uint32_t sum = byte;
+    for (int bit = 0; bit < 8; bit++) sum = sum >> 1 ^ (sum & 1) * 0x82f63b78u;
+    table[0][byte] = sum;
   }
   for (int k = 1; k < 8; k++)
     for (int byte = 0; byte < 256; byte++)
       table[k][byte] = table[k - 1][byte] >> 8 ^ table[0][table[k - 1][byte] & 255];
+}
+
+G2Z_API uint32_t g2z_crc32c(uint32_t sum, const void *bytes, size_t count) {
+  const unsigned char *at = (const unsigned char *)bytes;
+  uint32_t(*table)[256] = g2z__crc_table;
+  pthread_once(&g2z__crc_once, g2z__crc_fill);
+  sum = ~sum;
   for (; count >= 8; at += 8, count -= 8) {
+    uint64_t word;
     memcpy(&word, at, sizeof word);
     word ^= sum;
     sum = 0;
     for (int k = 0; k < 8; k++) sum ^= table[7 - k][word >> (8 * k) & 255];
   }
   for (; count > 0; at++, count--) sum = sum >> 8 ^ table[0][(sum ^ *at) & 255];
-#endif
   return ~sum;
 }
+#endif
 
 /* ----- file names and fields ----- */
 
@@ -11785,7 +11800,7 @@ G2Z__PRIVATE void g2z__saved_put_table(g2z_json_out *out, const g2z_setting *row
 
 G2Z__PRIVATE void g2z__saved_put(void *user, g2z_json_out *out) {
   const g2z__saved *saved = (const g2z__saved *)user;
-  g2z_json_put_string(out, "format", "gpt2_zero checkpoint");
+  g2z_json_put_string(out, "format", G2Z__CHECKPOINT_FORMAT);
   g2z_json_put_integer(out, "version", G2Z__CHECKPOINT_VERSION);
   g2z__saved_put_table(out, g2z__saved_numbers, G2Z_COUNT(g2z__saved_numbers), saved);
   g2z_json_begin(out, "settings", '{');
@@ -12038,6 +12053,28 @@ G2Z__PRIVATE g2z_status g2z__saved_check(g2z_services *services, const g2z__save
                   "damaged; take an earlier checkpoint", saved->path.text);
 }
 
+/* The version of the format in saved->text, a trainer_state.json of any version; -1: it is none. */
+G2Z__PRIVATE int64_t g2z__saved_version(g2z_services *services, const g2z__saved *saved) {
+  g2z_json json;
+  g2z_json_text key;
+  int64_t version = -1;
+  int ours = 0;
+  g2z_json_open(&json, services, saved->path.text, saved->text, saved->bytes);
+  g2z_json_enter(&json, '{');
+  while (g2z_json_next(&json, '}', &key)) {
+    if (g2z_json_is(&key, "format")) {
+      const g2z_json_text format = g2z_json_string(&json);
+      ours = g2z_json_is(&format, G2Z__CHECKPOINT_FORMAT);
+    } else if (g2z_json_is(&key, "version")) {
+      version = g2z_json_integer(&json);
+    } else {
+      g2z_json_skip(&json);
+    }
+  }
+  if (g2z_json_close(&json) != G2Z_OK || !ours) return -1;
+  return version;
+}
+
 /* Reads DIRECTORY/trainer_state.json. If the directory is no checkpoint, fails with the reason. */
 G2Z__PRIVATE g2z_status g2z__saved_read(g2z_services *services, const char *directory,
                                         g2z__saved *saved) {
@@ -12068,19 +12105,20 @@ G2Z__PRIVATE g2z_status g2z__saved_read(g2z_services *services, const char *dire
 
   /* The version is checked first, because the rest depends on it. If the checksum also fails, an
    * unknown version counts as damage, not as another format. */
-  int64_t version = -1;
   G2Z_TRY(g2z__saved_open(services, directory, "trainer_state.json", saved));
-  if (sscanf(saved->text, "{ \"format\": \"gpt2_zero checkpoint\", \"version\": %" SCNd64,
-             &version) != 1)
-    return g2z_fail(services, G2Z_FORMAT, "%s does not begin like the state of a checkpoint: it is "
+  const int64_t version = g2z__saved_version(services, saved);
+  if (version < 0)
+    return g2z_fail(services, G2Z_FORMAT, "%s does not look like the state of a checkpoint: it is "
                     "damaged, or another kind of file; copy the checkpoint again",
                     saved->path.text);
   g2z_status status = g2z__saved_check(services, saved, "trainer_state.json");
-  if (version != G2Z__CHECKPOINT_VERSION)
-    return g2z_fail(services, status == G2Z_OK ? G2Z_UNSUPPORTED : status,
+  if (version != G2Z__CHECKPOINT_VERSION) {
+    if (status == G2Z_OK) status = G2Z_UNSUPPORTED;
+    return g2z_fail(services, status,
                     "%s has version=%" PRId64 " of the format, and this program reads version %d: "
                     "resume with the program that wrote it, or start a new run from its weights "
                     "with --init-from", saved->path.text, version, G2Z__CHECKPOINT_VERSION);
+  }
   G2Z_TRY(status);
   return g2z__saved_parse(services, saved);
 }
