@@ -9825,7 +9825,7 @@ G2Z_API g2z_status g2z_context_create(const g2z_context_config *config, g2z_cont
   g2z_ranks_config ranks = config->ranks;
   char device[64] = "";
   if (ranks.place.world == 0) G2Z_TRY(g2z_place_find(services, &ranks.place));
-  /* A single rank keeps the GPU that the program has selected. */
+  /* A job of one rank keeps the GPU that the program has selected. */
   if (config->device == G2Z_DEVICE_CUDA && ranks.place.world > 1)
     G2Z_TRY(g2z__cuda_select(services, ranks.place.local_rank, device));
   ranks.device = device;
@@ -9891,7 +9891,8 @@ G2Z__PRIVATE void *g2z__activation_at(const g2z_model *model, g2z__activation wh
   return model->activations + g2z__activation_offset(model->plan, which, layer);
 }
 
-/* Dropout sites: 0 is the embedding, as if FCPROJ of layer -1; then three per layer. */
+/* Numbers of the places that drop out: 0 for the embedding, then three per layer. The embedding's
+ * number is the one that FCPROJ of layer -1 would have. */
 enum { G2Z__SITE_EMBED = 0, G2Z__SITE_ATTENTION = 1, G2Z__SITE_ATTPROJ = 2, G2Z__SITE_FCPROJ = 3 };
 
 G2Z__PRIVATE g2z_dropout g2z__dropout_at(const g2z__pass *pass, int layer, int site) {
@@ -9900,23 +9901,25 @@ G2Z__PRIVATE g2z_dropout g2z__dropout_at(const g2z__pass *pass, int layer, int s
   return dropout;
 }
 
-/* The residual stream that enters layer `layer`; for layer L, the output of the last block. */
+/* The residual stream that layer `layer` reads; for layer L, the output of the last block. */
 G2Z__PRIVATE void *g2z__residual(const g2z_model *model, int layer) {
   if (layer == 0) return g2z__activation_at(model, G2Z__ACT_EMBED, 0);
   return g2z__activation_at(model, G2Z__ACT_RES3, layer - 1);
 }
 
-/* For the passes below: activations, weights, gradients by name. They read the variables `model`,
- * `layer` and `unit` of the function that uses them, and are undefined at the end of the room. */
+/* Activations (F: in fp32), weights and gradients by name. These macros use the variables `model`,
+ * `layer` and `unit` of the function around them. The end of the room undefines them. */
 #define G2Z__A(name) g2z__activation_at(model, G2Z__ACT_##name, layer)
 #define G2Z__F(name) ((float *)g2z__activation_at(model, G2Z__ACT_##name, layer))
 #define G2Z__W(name) g2z__parameter(model, unit, G2Z_##name)
 #define G2Z__G(name) g2z__grad(model, unit, G2Z_##name)
 
-/* Addresses for 8-bit copies, or NULL. With fp8=forward they lie in WIDE, which is free while
- * block_activations runs. With fp8=all only attention's copy does; the others replace the outputs
- * of ln1, ln2 and GELU, and fc's gradient. Backward needs only FC's columns, so a copy of fcproj's
- * output gradient replaces FC's rows. Later FC holds ln2's gradient, then the copy of qkv's. */
+/* Where the 8-bit copies of a block's tensors lie. NULL: a tensor has no copy.
+ * With fp8=forward all lie in WIDE, which is free while block_activations() runs.
+ * With fp8=all only attention's copy lies there. The copies of ln1's, ln2's and GELU's output and
+ * of fc's gradient replace these tensors. Backward needs only the columns of GELU's output, so the
+ * copy of the gradient that fcproj receives replaces its rows. Later ln2's gradient replaces both,
+ * and the copy of qkv's gradient follows it. */
 typedef struct g2z__narrow_places {
   void *ln1, *att, *ln2, *fc, *dproj, *dfc, *dqkv;
 } g2z__narrow_places;
@@ -10013,8 +10016,9 @@ G2Z__PRIVATE g2z_status g2z__unit_forward(const g2z_model *model, const g2z__pas
   return G2Z_OK;
 }
 
-/* Computes the loss of a forward pass. With `state`, also writes dh into WIDE and the head's part
- * of dwte: gradients of the mean loss over the step's tokens on all ranks, times the loss scale. */
+/* Computes the loss of a forward pass. With `state`, it also computes two gradients of the mean
+ * loss over the step's tokens on all ranks, times the loss scale: dh, in WIDE, and the head's part
+ * of dwte. */
 G2Z__PRIVATE g2z_status g2z__head_loss(const g2z_model *model, const g2z__pass *pass,
                                        double *loss_sum, const g2z_step_state *state) {
   const g2z_plan *plan = model->plan;
@@ -10075,7 +10079,7 @@ G2Z__PRIVATE g2z_status g2z__unit_backward(const g2z_model *model, const g2z__pa
   const g2z__narrow_places narrow = g2z__narrow_of(model, pass, layer);
   const void *dproj = g2z__dropped(model, pass);
 
-  /* Makes the same bits again. No other block has overwritten the last block's activations. */
+  /* Computes the same bits again. The last block's activations are still there. */
   if (plan->recompute == G2Z_RECOMPUTE_BLOCK && layer < plan->model.layers - 1)
     G2Z_TRY(g2z__block_activations(model, pass, layer));
   G2Z__RUN(dev, linear_bwd_data, .dx = dfc, .dbias = G2Z__G(FCB), .dy = dproj, .w = G2Z__W(FCPROJW),
@@ -10119,7 +10123,7 @@ G2Z__PRIVATE g2z_status g2z__unit_backward_norm(const g2z_model *model, const g2
   g2z_dropout below = g2z__dropout_at(pass, layer - 1, G2Z__SITE_FCPROJ);
   void *bias = NULL, *dropped = NULL;
   if (plan->unit[unit + 1].kind == G2Z_UNIT_BLOCK) bias = g2z__grad(model, unit + 1, G2Z_FCPROJB);
-  if (bias || pass->keep_rows) dropped = G2Z__A(LNF); /* of wpe: for gather_rows */
+  if (bias || pass->keep_rows) dropped = G2Z__A(LNF); /* keep_rows: gather_rows() sends it */
   void *stream = g2z__residual(model, layer);
   if (final)
     G2Z__RUN(dev, layernorm_bwd, .dres = G2Z__A(DRES), .dropped = dropped, .dw = G2Z__G(LNFW),
@@ -10146,10 +10150,12 @@ G2Z__PRIVATE g2z_status g2z__unit_backward_norm(const g2z_model *model, const g2
  * its device works, it still enqueues all collectives of the step: the verdict carries its failure,
  * and all ranks return the same status from the same call. */
 
-/* Events that the host may wait for, two of each kind: one is in flight while the other is read. */
+/* Events that the host may wait for. There are two of each kind, for two steps: the device works
+ * on one while the host reads the other. */
 enum { G2Z__EVENT_STAGED = 0, G2Z__EVENT_REPORT = 2 };
 
-/* Limit of consecutive skips at the smallest loss scale. A healthy run skips single steps. */
+/* After this many consecutive skipped steps at the smallest loss scale a run has diverged. A
+ * healthy run skips single steps. */
 #define G2Z__SKIPS_AT_MINIMUM 50
 
 /* Returns the status. On a failure it first marks this rank as failed alone: no verdict can carry
@@ -10228,7 +10234,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_allocate_own(g2z_trainer *t) {
 
 /* ----- canonical ranges --------------------------------------------------- */
 
-/* Finds this rank's next part of canonical [begin, begin+count), from update range *next on. */
+/* Finds the next part of canonical [begin, begin + count) that this rank owns, and returns 1; 0: no
+ * part is left. Searches from update range *next on, and moves *next past the part. */
 G2Z__PRIVATE int g2z__owned_next(const g2z_plan *plan, size_t begin, size_t count, size_t *next,
                                  g2z_update_range *part) {
   for (; *next < plan->updates; ++*next) {
@@ -10256,7 +10263,7 @@ G2Z__PRIVATE g2z_status g2z__check_canonical(g2z_trainer *t, size_t begin, size_
              begin + count, t->plan->parameters);
 }
 
-/* The address of a range in its buffer; NULL: a range of Muon has no v. */
+/* The address of a range in its buffer. NULL for v of a range that Muon updates: it has none. */
 G2Z__PRIVATE char *g2z__trainer_shard(const g2z_trainer *t, g2z_buffer buffer,
                                       const g2z_update_range *range) {
   const size_t size = t->plan->moment_bytes;
@@ -10279,7 +10286,7 @@ G2Z_API g2z_status g2z_trainer_write(g2z_trainer *t, g2z_buffer buffer, size_t c
     const float *from = values + (part.canonical - canonical);
     if (!to) continue;
     if (buffer != G2Z_BUFFER_MASTER && t->config.optimizer.moments_bf16) {
-      const size_t size = t->plan->moment_bytes; /* on a CPU 4: the lower half is zero */
+      const size_t size = t->plan->moment_bytes; /* 4 on a CPU, where the lower half is zero */
       char *rounded;
       G2Z_TRY(g2z_allocate(t->services, part.elements, size, &rounded));
       for (size_t i = 0; i < part.elements; i++) {
@@ -10307,7 +10314,7 @@ G2Z_API g2z_status g2z_trainer_read(g2z_trainer *t, g2z_buffer buffer, size_t ca
   g2z_device *dev = t->device;
   G2Z_TRY(g2z__check_canonical(t, canonical, count));
   size_t size = sizeof(float); /* of an element in the buffer */
-  g2z_dtype type = G2Z_BF16;   /* if that is 2 bytes */
+  g2z_dtype type = G2Z_BF16;   /* of an element of 2 bytes */
   if (buffer == G2Z_BUFFER_GRADS) {
     size = t->plan->grad_bytes;
     type = t->plan->grad_dtype;
@@ -10366,7 +10373,7 @@ G2Z__PRIVATE void g2z__first_weights(const g2z_trainer *t, g2z_init init, size_t
   }
 }
 
-/* Initializes parameter by parameter, in chunks. */
+/* Writes the first weights, one parameter after the other, in chunks. */
 G2Z__PRIVATE g2z_status g2z__trainer_init(g2z_trainer *t) {
   const size_t limit = 1 << 16;
   float *chunk;
@@ -10388,7 +10395,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_init(g2z_trainer *t) {
   return status;
 }
 
-/* A g2z__weights_take: writes the masters. user: g2z_trainer *. */
+/* A g2z__weights_take, for g2z__weights_read(): writes the masters. `user` is the trainer. */
 G2Z__PRIVATE g2z_status g2z__trainer_take(void *user, size_t canonical, size_t count,
                                           const float *values) {
   return g2z_trainer_write((g2z_trainer *)user, G2Z_BUFFER_MASTER, canonical, count, values);
@@ -10396,7 +10403,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_take(void *user, size_t canonical, size_t c
 
 /* ----- opening: ranks agree after each phase ------------------------------ */
 
-/* Some settings need a GPU that is new enough. */
+/* Refuses settings that need a newer GPU. */
 G2Z__PRIVATE g2z_status g2z__device_suits(g2z_services *services, const g2z_train_config *config,
                                           const g2z_device *device) {
   if (config->fp8 && !device->info.fp8)
@@ -10426,7 +10433,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
   G2Z_TRY(g2z__context_open(t->context, t->plan->dtype, t->plan->grad_dtype, &t->device));
   G2Z_TRY(g2z__device_suits(t->services, config, t->device));
   t->device->fp8 = config->fp8;
-  /* Products choose algorithms by timing, by the library's first choice, or as an earlier run. */
+  /* Products take the algorithm that is fastest here, cuBLASLt's first choice, or the choice of an
+   * earlier run. */
   t->device->tune = config->tune;
   if (config->tuning) {
     char *text, reason[G2Z_ERROR_BYTES];
@@ -10453,7 +10461,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_open_alone(g2z_trainer *t) {
   return g2z_plan_fits(t->services, config, t->plan, free_bytes, sharing);
 }
 
-/* Fills the memory: operands of the optimizer, step state, table of 8-bit copies, weights. */
+/* Sets what the buffers hold first: operands of the optimizer, step state, addresses of the 8-bit
+ * copies, weights. */
 G2Z__PRIVATE g2z_status g2z__trainer_first(g2z_trainer *t) {
   const g2z_ops *ops = t->device->ops;
   const g2z_model_config *model = &t->plan->model;
@@ -10497,7 +10506,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_first(g2z_trainer *t) {
   return g2z__weights_read(t->services, from, model, g2z__trainer_take, t);
 }
 
-/* After each phase that ranks run alone, they agree on its result: none waits for a failed rank. */
+/* Each rank runs a phase alone. Then all agree on its result, so that no rank waits for one that
+ * has failed. */
 G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   char text[4096], value[G2Z__SETTING_BYTES];
   size_t used = 0;
@@ -10509,7 +10519,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
     used += (size_t)snprintf(text + used, sizeof text - used, "%s=%s\n", g2z__settings[i].name,
                              value);
   }
-  /* These three are not in g2z__settings. */
+  /* These three are no rows of g2z__settings. */
   snprintf(text + used, sizeof text - used, "device=%s\ntuned=%d\ninit_from=%.1000s\n",
            g2z__device_texts[t->context->device], t->config.tuning != NULL,
            t->config.init_from ? t->config.init_from : "");
@@ -10517,7 +10527,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_open(g2z_trainer *t) {
   snprintf(text, sizeof text, "hash %016" PRIx64, t->loader ? t->loader->data : (uint64_t)0);
   G2Z_TRY(g2z_ranks_same(ranks, "training data", text));
   G2Z_TRY(g2z_ranks_agree(ranks, g2z__trainer_allocate_own(t)));
-  /* The communicator, and the buffers that other ranks access. */
+  /* The communicator allocates the buffers that other ranks access. */
   const g2z_comm_config config = {G2Z__PLACE_KINDS * plan->buckets, plan->bucket_elements,
                                   plan->wire_dtype, plan->gather, plan->reduce};
   G2Z_TRY(g2z_ranks_agree(ranks, g2z_comm_create(ranks, t->device, &config, &t->comm)));
@@ -10579,8 +10589,8 @@ G2Z_API g2z_status g2z_trainer_create(g2z_context *context, const g2z_train_conf
   return status;
 }
 
-/* Ranks on GPUs meet before anything waits for the device: if one of them still trains, its GPU
- * waits for this one. */
+/* Ranks on GPUs meet before they wait for their devices: if one of them still trains, its GPU waits
+ * for this rank's. */
 G2Z_API void g2z_trainer_free(g2z_trainer *t) {
   if (!t) return;
   if (t->context->device == G2Z_DEVICE_CUDA) g2z__ranks_part(t->context->ranks);
@@ -10601,9 +10611,10 @@ G2Z_API g2z_status g2z_trainer_write_tuning(g2z_trainer *t, const char *path) {
   return status;
 }
 
-/* Runs forward and backward, so that the matrix products of these shapes are timed: once
- * overwriting gradients and, if later micro-steps add to them (up to stage 1), once adding; then
- * validation's forward, without 8-bit products. Uses the tokens and parameters on the device. */
+/* Runs all passes once, so that the device times their matrix products. Forward and backward
+ * overwrite the gradients; up to stage 1 later micro-steps add to them, so a second turn does.
+ * Then validation's forward runs, which has no 8-bit products. The passes use the tokens and
+ * parameters that are on the device. */
 G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
   for (int again = 0; again <= (t->plan->accum > 1 && !t->plan->by_unit); again++) {
     t->micro_step = again; /* micro-step 0 makes the weights' 8-bit copies */
@@ -10624,7 +10635,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_rehearse(g2z_trainer *t, char **text) {
   if (status == G2Z_OK) status = g2z__head_loss(&t->model, &t->pass, t->model.sum, NULL);
   t->device->fp8 = t->config.fp8;
   G2Z_TRY(status);
-  /* Also times Muon's products for every shape, even if this rank is no home for it. */
+  /* Muon's products, of every shape: other ranks use this table, and are homes of other shapes. */
   for (int p = 0; t->plan->muon_weights && p < G2Z_PARAM_COUNT; p++) {
     const g2z_param_info info = g2z__param_describe(&t->plan->model, (g2z_param)p);
     const int homes = t->plan->routes ? t->plan->world : 1;
@@ -10649,7 +10660,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_share_tuning(g2z_trainer *t) {
   g2z_status status = g2z__restore(t);
   for (int unit = t->plan->wte; t->plan->gathers && unit >= 0 && status == G2Z_OK; unit--)
     if (!t->plan->unit[unit].gathered || unit >= g2z__trainer_second(t))
-      status = g2z__arrive(t, unit); /* all resident parameters */
+      status = g2z__arrive(t, unit); /* wait for all parameters that stay in memory */
   G2Z_TRY(g2z__trainer_alone(t, status)); /* other ranks' devices wait for this rank */
   if (t->plan->rank == 0) status = g2z__trainer_rehearse(t, &text);
   status = g2z_ranks_agree(ranks, status);
@@ -10699,8 +10710,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_stage(g2z_trainer *t, const int32_t *x, con
   return dev->ops->mark(dev, G2Z__EVENT_STAGED + slot);
 }
 
-/* Records a step: comm's and the device's work goes into the record, and nothing runs. After a
- * failure the trainer is as it was. */
+/* Records a step: the calls to the communicator and to the device go into the record, and nothing
+ * runs. After a failure the trainer is as it was. */
 G2Z__PRIVATE g2z_status g2z__trainer_record(g2z_trainer *t) {
   const int joined = t->joined, stale = t->stale;
   const int buffered[2] = {t->buffered[0], t->buffered[1]};
@@ -10713,7 +10724,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_record(g2z_trainer *t) {
   if (status == G2Z_OK) status = cut;
   if (status == G2Z_OK) return G2Z_OK;
   g2z__record_free(t->comm, &t->record);
-  /* The parameters that have been gathered, and those that the device waited for. */
+  /* Forget what the record would have gathered, and what the device would have waited for. */
   t->joined = joined;
   t->stale = stale;
   memcpy(t->buffered, buffered, sizeof buffered);
@@ -10734,7 +10745,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_enqueue(g2z_trainer *t) {
   }
   if (!t->record.count) {
     g2z_status status = g2z__trainer_record(t);
-    if (status != G2Z_OK && t->config.graph == 2) { /* auto: other ranks need not do the same */
+    if (status != G2Z_OK && t->config.graph == 2) { /* auto: other ranks may record */
       g2z_log(t->services, G2Z_LOG_WARNING, "steps run without CUDA graphs, as a step cannot be "
               "recorded: %s", t->services->error);
       t->plan->graphed = 0;
@@ -10743,7 +10754,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_enqueue(g2z_trainer *t) {
     }
     G2Z_TRY(status);
   }
-  /* Counts as many collectives as a step without graphs: other ranks may run without. */
+  /* Count as many collectives as a step without graphs has: another rank may run without. */
   const int64_t played = ranks->sequence;
   g2z__ranks_note(ranks, "graph", -1, 0);
   g2z__ranks_count(ranks, played + t->noted);
@@ -10786,7 +10797,8 @@ G2Z__PRIVATE g2z_status g2z__trainer_report(g2z_trainer *t, int64_t loss_step, g
   report->exposed_comm_ms = t->comm->ops->waited_ms(t->comm, slot);
   if (state->skipped_at_minimum < G2Z__SKIPS_AT_MINIMUM) return G2Z_OK;
   const char *scale = "", *sums = "";
-  const char *weights = "lower the learning rate, raise warmup, or go back to an earlier checkpoint";
+  const char *weights = "lower the learning rate, raise warmup, or go back to an earlier "
+                        "checkpoint";
   if (state->used_loss_scale > 1) scale = "lower --loss-scale, which is fixed, or remove it; ";
   if (t->plan->wire_dtype == G2Z_FP16) sums = "give --grad-dtype fp32; ";
   if (!state->applied) /* no learning rate has had an effect */
@@ -10795,7 +10807,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_report(g2z_trainer *t, int64_t loss_step, g
            "%d steps in a row up to step %" PRId64 " had gradients that are not finite at loss "
            "scale %g: %s%s%s", (int)state->skipped_at_minimum, loss_step,
            (double)state->used_loss_scale, scale, sums, weights);
-  t->services->alike = 1; /* all ranks have this verdict */
+  t->services->alike = 1; /* all ranks have this sentence */
   return G2Z_DIVERGED;
 }
 
@@ -10805,8 +10817,8 @@ G2Z_API void g2z_trainer_fail(g2z_trainer *t, g2z_status status) {
   t->failed = status;
 }
 
-/* Runs a step. If there are no tokens, `status` is the reason. With several ranks, the verdict
- * carries a failure, and the next call returns it on all ranks. */
+/* Runs a step. `status` is the reason if there are no tokens. With several ranks the verdict
+ * carries a failure to all of them, and the next call returns it there. */
 G2Z__PRIVATE g2z_status g2z__run_step(g2z_trainer *t, const int32_t *x, const int32_t *y,
                                       g2z_status status, g2z_report *report) {
   const g2z_plan *plan = t->plan;
@@ -10903,7 +10915,7 @@ G2Z_API g2z_status g2z_sampling_check(g2z_services *services, const g2z_sampling
 
 /* ----- a model without a trainer ------------------------------------------- */
 
-/* Frees the buffers, except those of one kind. G2Z_MEMORY_COUNT: keeps none. */
+/* Frees the buffers, except those of the kind `kept`; G2Z_MEMORY_COUNT: all. */
 G2Z__PRIVATE void g2z__model_release(g2z_model *m, g2z_memory kept) {
 #define X(address, kind, where, size)                         \
   if (kept != G2Z_MEMORY_##kind && address) {                 \
@@ -10950,7 +10962,8 @@ G2Z__PRIVATE g2z_status g2z__model_extend(g2z_model *m, int B, int T, int cached
   return G2Z_OK;
 }
 
-/* Extends the workspace unless it is large enough: the plan and all its memory exist, or none. */
+/* Extends the workspace unless it is large enough. Afterwards the plan and all its memory exist, or
+ * neither does. */
 G2Z__PRIVATE g2z_status g2z__model_fit(g2z_model *m, int B, int T, int cached) {
   if (m->plan && m->plan->tokens >= (size_t)B * (size_t)T &&
       (size_t)m->plan->cached * (size_t)m->plan->seq >= (size_t)cached * (size_t)T)
@@ -10961,7 +10974,8 @@ G2Z__PRIVATE g2z_status g2z__model_fit(g2z_model *m, int B, int T, int cached) {
   return status;
 }
 
-/* A g2z__weights_take: uploads weights and rounds them to the model's type on the device. */
+/* A g2z__weights_take, for g2z__weights_read(): uploads weights, and rounds them on the device to
+ * the model's type. */
 typedef struct g2z__model_loader {
   g2z_model *model;
   float *staged;               /* device, [G2Z__WEIGHTS_CHUNK] */
@@ -11006,7 +11020,7 @@ G2Z_API g2z_status g2z_model_open(g2z_context *context, const char *directory, g
   m->config = config;
   g2z_status status = g2z__context_open(context, dtype, dtype, &m->device);
   if (status == G2Z_OK) {
-    m->device->tune = G2Z_TUNE_OFF; /* each length is a new shape: too many to time */
+    m->device->tune = G2Z_TUNE_OFF; /* each length of a text is a new shape: too many to time */
     status = g2z__model_load(m, directory);
   }
   if (status != G2Z_OK) g2z_model_free(m);
@@ -11057,7 +11071,7 @@ G2Z__PRIVATE g2z_status g2z__model_head(const g2z_model *m, float *logits, size_
       g2z__parameter(m, m->plan->wte, G2Z_WTE), n, C, m->config.vocab);
 }
 
-/* Called between two passes. Reports progress, and fails with STOPPED if any rank was asked to
+/* Called between two passes: reports the phase, and returns G2Z_STOPPED if any rank was asked to
  * stop. The ranks decide together: if one left alone, others would wait for its parameters. */
 G2Z__PRIVATE g2z_status g2z__model_may_go_on(const g2z_model *m, const char *phase) {
   const g2z_trainer *t = m->trainer;
@@ -11071,7 +11085,7 @@ G2Z__PRIVATE g2z_status g2z__model_may_go_on(const g2z_model *m, const char *pha
                   t->enqueued);
 }
 
-/* The longest sequence that fits both wpe and a trainer's activations. */
+/* The longest sequence. wpe's rows limit it and, in a trainer, the activations. */
 G2Z__PRIVATE int g2z__model_longest(const g2z_model *m) {
   if (!m->trainer) return m->config.context;
   return G2Z__MIN(m->config.context, (int)m->plan->tokens);
@@ -11083,9 +11097,9 @@ G2Z__PRIVATE g2z_status g2z__model_check(const g2z_model *m, const int32_t *toke
   return g2z__check_ids(m->services, "token", tokens, (size_t)B * (size_t)T, 0, m->config.vocab);
 }
 
-/* Prepares for passes over [B,T] tokens with a key-value cache for [cached,T]; afterwards the
- * caller passes the outcome to g2z__model_end. A trainer has the memory already, and refreshes its
- * parameters. Tuning is off, since a growing text has a new shape per token, too many to time. */
+/* Prepares for passes over [B,T] tokens with a key-value cache for [cached,T]. After them the
+ * caller gives their status to g2z__model_end(). A trainer has the memory already, and refreshes
+ * its parameters. Tuning is off: a growing text has a new shape per token, too many to time. */
 G2Z__PRIVATE g2z_status g2z__model_begin(g2z_model *m, int B, int T, int cached) {
   if (!m->trainer) return g2z__model_fit(m, B, T, cached);
   m->device->tune = G2Z_TUNE_OFF;
@@ -11126,8 +11140,9 @@ G2Z__PRIVATE g2z_status g2z__model_pass(g2z_model *m, const int32_t *tokens,
   return G2Z_OK;
 }
 
-/* Passes over all sequences: with a trainer, as many at a time as fit into its activations; without
- * one, at most 8192 tokens at a time, for a small workspace. No result depends on their number. */
+/* Runs passes over all sequences. A trainer's model takes as many at a time as fit into its
+ * activations. Another model takes at most 8192 tokens at a time, so that its workspace is small.
+ * No result depends on the number. */
 G2Z__PRIVATE g2z_status g2z__model_passes(g2z_model *m, const int32_t *tokens,
                                           const int32_t *targets, int B, int T, float *out) {
   const int most = m->trainer ? (int)m->plan->tokens : 8192;
@@ -11238,12 +11253,12 @@ typedef struct g2z__continued {
   int count, window, stop;
   int32_t *ids;                /* [count][capacity] */
   size_t capacity, *lengths;
-  int32_t *next, *positions;   /* [count]: the last token drawn, and its position */
+  int32_t *next, *positions;   /* [count]: the last token drawn, and its place in the window */
   int32_t *drawn;              /* [count]: number of tokens drawn */
   int32_t *going;              /* [count]: 0: the sequence has ended */
-  struct {                     /* copies on the device; positions <= window - 1 */
+  struct {                     /* copies on the device, where positions are below window */
     int32_t *next, *positions, *drawn;
-    float *logits;             /* [count,V], or [1,V] of the sequence in g2z__prefill */
+    float *logits;             /* [count,V]; in g2z__prefill [1,V], of its sequence */
   } on;
   g2z_graph *graph;            /* the recorded g2z__step */
 } g2z__continued;
@@ -11267,7 +11282,7 @@ G2Z__PRIVATE g2z_status g2z__prefill(g2z__continued *g, int i) {
   g2z_model *m = g->model;
   g2z_device *dev = m->device;
   if (g->positions[i] == g->window) g->positions[i] = g->window / 2;
-  const size_t kept = (size_t)g->positions[i] + 1; /* the draw increments the position */
+  const size_t kept = (size_t)g->positions[i] + 1;
   const int32_t *from = g->ids + (size_t)i * g->capacity + (g->lengths[i] - kept);
   G2Z_TRY(g2z__model_may_go_on(m, "sample"));
   G2Z_TRY(dev->ops->upload(dev, m->tokens, from, kept * sizeof *from));
@@ -11278,8 +11293,8 @@ G2Z__PRIVATE g2z_status g2z__prefill(g2z__continued *g, int i) {
   if (!m->trainer) pass.sequence = i; /* a trainer's model has no cache */
   G2Z_TRY(g2z__model_forward(m, &pass));
   G2Z_TRY(g2z__draw_next(g, i, kept - 1, 1));
-  G2Z_TRY(dev->ops->synchronize(dev)); /* the uploads have been read */
-  g->positions[i]++;
+  G2Z_TRY(dev->ops->synchronize(dev)); /* the host's memory may change only after the uploads */
+  g->positions[i]++;                   /* as the draw did on the device */
   return G2Z_OK;
 }
 
@@ -11377,7 +11392,7 @@ G2Z_API g2z_status g2z_model_generate(g2z_model *m, int count, int32_t *ids, siz
   if (status == G2Z_OK)
     status = dev->ops->allocate(dev, (3 + V) * (size_t)count * sizeof(int32_t), &device);
   if (status == G2Z_OK) {
-    g.on.logits = (float *)device; /* first: products need an aligned address */
+    g.on.logits = (float *)device; /* at the start, because products need an aligned address */
     g.on.next = (int32_t *)(g.on.logits + (size_t)count * V);
     g.on.positions = g.on.next + count;
     g.on.drawn = g.on.positions + count;
@@ -11417,8 +11432,8 @@ G2Z_API uint32_t g2z_crc32c(uint32_t sum, const void *bytes, size_t count) {
   return ~sum;
 }
 #else
-/* Without the instruction: eight bytes per iteration, one table for each, about 2 GB/s. */
-static uint32_t g2z__crc_table[8][256]; /* [k][b]: byte b, followed by k zero bytes */
+/* Without the instruction: eight bytes per iteration, with a table for each, at about 2 GB/s. */
+static uint32_t g2z__crc_table[8][256]; /* [k][b]: sum of byte b and k zero bytes after it */
 static pthread_once_t g2z__crc_once = PTHREAD_ONCE_INIT;
 
 G2Z__PRIVATE void g2z__crc_fill(void) {
@@ -11478,10 +11493,10 @@ typedef struct g2z__sum {
 /* trainer_state.json */
 typedef struct g2z__saved {
   int64_t tokens;               /* trained on so far */
-  int64_t epoch, epoch_step;    /* of the loader: its next step */
-  int64_t sequences;            /* of the data; 0: no loader */
-  int64_t data;                 /* the loader's hash >> 1: JSON's integers have a sign */
-  int64_t mixed;                /* 1: its sets have weights */
+  int64_t epoch, epoch_step;    /* the loader's position: its next step */
+  int64_t sequences;            /* number in the data; 0: there was no loader */
+  int64_t data;                 /* the loader's hash >> 1, to fit JSON's signed integers */
+  int64_t mixed;                /* 1: the data is a mixture of sets with weights */
   int64_t world;                /* ranks that saved */
   g2z_step_state state;
   g2z_train_config config;      /* only the settings of the run that saved */
@@ -11492,7 +11507,8 @@ typedef struct g2z__saved {
   size_t bytes;
 } g2z__saved;
 
-/* The numbers in trainer_state.json, with bounds. The state's other members end with a step. */
+/* The numbers in trainer_state.json, with bounds. The other members of g2z_step_state hold for one
+ * step only. */
 #define G2Z__COUNT_MOST ((double)(INT64_C(1) << 60))
 static const g2z_setting g2z__saved_numbers[] = {
 #define SAVED(name, least, most)                                                                 \
@@ -11556,12 +11572,14 @@ typedef struct g2z__transfer {
   float *chunk;                 /* [chunk_elements], pinned memory of the device */
   size_t chunk_elements;
   int descriptor;               /* of the open file; -1: none */
-  g2z_path path;                /* of the open file, or the name made last */
-  int weights_only;             /* saving: weights, not a checkpoint */
-  size_t begin, count;          /* canonical range: all, or this rank's if every rank owns all */
+  g2z_path path;                /* of the open file, or the last that g2z__transfer_name() made */
+  int weights_only;             /* saving: 1: only weights, no checkpoint */
+  size_t begin, count;          /* canonical range that this rank looks at: all; but if every rank
+                                 * owns all, each saves its own part */
   g2z_writer *model, *moments;  /* saving: rank 0's files, whose elements all ranks write */
-  uint64_t first[2];            /* saving: where their elements begin. Ranks only write: in a page
-                                 * that NFS has read, a write replaces other hosts' bytes */
+  uint64_t first[2];            /* saving: where the elements of model and moments begin. No rank
+                                 * reads this in the file: NFS would cache a page, and a write to
+                                 * that page would replace other hosts' bytes */
   g2z_writer *config, *sums;    /* saving: config.json, CHECKSUMS */
   DIR *listing;                 /* saving: rank 0 reads the names in the directory */
   g2z_note note;                /* saving: writes the program's note.json */
@@ -11619,7 +11637,7 @@ G2Z__PRIVATE g2z_status g2z__transfer_file(g2z__transfer *x, const char *name, i
   if (x->descriptor >= 0 && strcmp(x->path.text + strlen(x->directory) + 1, name) == 0)
     return G2Z_OK;
   g2z__transfer_name(x, name);
-  x->descriptor = g2z__open_file(x->path.text, flags | O_NONBLOCK); /* a FIFO must not block here */
+  x->descriptor = g2z__open_file(x->path.text, flags | O_NONBLOCK); /* a FIFO must not block */
   if (x->descriptor >= 0) return G2Z_OK;
   if (errno == ENOENT && flags == O_RDONLY)
     return g2z_fail(x->services, G2Z_FORMAT, "%s has no %s, which belongs to it: copy the "
@@ -11656,7 +11674,8 @@ G2Z__PRIVATE g2z_status g2z__transfer_buffer(g2z__transfer *x, g2z_buffer buffer
 }
 
 /* Saves or loads the elements in x's range that this rank owns. A failure on the device marks this
- * rank as failed alone: other ranks may wait for its parameters, and see no agreement. */
+ * rank as failed alone: other ranks may wait for its parameters and so never come to the agreement
+ * that would report the failure. */
 G2Z__PRIVATE g2z_status g2z__transfer_elements(g2z__transfer *x, int saving) {
   const int last = x->weights_only ? G2Z_BUFFER_MASTER : G2Z_BUFFER_V;
   for (int b = G2Z_BUFFER_MASTER; b <= last; b++) {
@@ -11688,7 +11707,8 @@ G2Z__PRIVATE g2z_status g2z__transfer_elements(g2z__transfer *x, int saving) {
   return G2Z_OK;
 }
 
-/* Computes checksums of chunks rank, rank + world, ... `write` 1: stores them; 0: compares. */
+/* Computes the checksums of chunks rank, rank + world and so on. `write` 1: stores them; 0:
+ * compares them with the stored ones. */
 G2Z__PRIVATE g2z_status g2z__transfer_sums(g2z__transfer *x, int write) {
   const size_t world = (size_t)x->t->plan->world;
   const uint64_t most = x->chunk_elements * sizeof(float);
@@ -11816,13 +11836,13 @@ G2Z__PRIVATE int g2z__sum_order(const void *a, const void *b) {
   return x->begin > y->begin;
 }
 
-/* Rank 0, after all ranks wrote: gives the weights their name. In a checkpoint it also writes the
- * other files and lists all of them. */
+/* Called on rank 0 when all ranks have written their elements. Gives the weights their name. For a
+ * checkpoint it also writes the other files and lists the chunks of all. */
 G2Z__PRIVATE g2z_status g2z__saver_commit(g2z__transfer *x) {
   g2z__saved *saved = &x->saved;
   int replaces;
-  /* The weights and config.json are both on the disk before one gets its name: a full disk leaves
-   * the old pair. If the process is killed after the unlink, the directory has a config.json
+  /* The weights and config.json are both on the disk before either gets its name: a full disk
+   * leaves the old pair. If the process is killed after the unlink, the directory has a config.json
    * without a model or new weights without a config.json, and does not open. */
   G2Z_TRY(g2z_is_there(x->services, x->model->path, &replaces));
   G2Z_TRY(g2z_writer_create(x->services, g2z__transfer_name(x, "config.json"), &x->config));
@@ -11884,7 +11904,7 @@ G2Z__PRIVATE g2z_status g2z__saver_publish(g2z__transfer *x, const char *final_n
   }
   g2z_writer_printf(x->sums, "%08" PRIx32 " %zu lines\n", crc, x->saved.sum_count);
   G2Z_TRY(g2z_writer_commit(x->sums));
-  /* Open the directory above first: after the rename only its sync can fail. */
+  /* Open the directory above before the rename, so that after it only the sync can fail. */
   int above = g2z__open_file(g2z__transfer_name(x, ".."), O_RDONLY | O_DIRECTORY);
   int renamed = rename(x->directory, final_name) == 0, error = errno;
   int unsynced = g2z__sync_directory(above);
@@ -11894,7 +11914,7 @@ G2Z__PRIVATE g2z_status g2z__saver_publish(g2z__transfer *x, const char *final_n
   return G2Z_OK;
 }
 
-/* As in trainer_open, ranks agree after each phase that they run alone. */
+/* As in trainer_open(), each rank runs a phase alone, and then all agree on its result. */
 G2Z__PRIVATE g2z_status g2z__saver_run(g2z__transfer *x, const char *final_name) {
   const size_t world = (size_t)x->t->plan->world, rank = (size_t)x->t->plan->rank;
   g2z__saved *saved = &x->saved;
@@ -11946,7 +11966,7 @@ G2Z__PRIVATE g2z_status g2z__save(g2z_trainer *t, const char *directory, int wei
       g2z_writer_free(x.sums);
       x.model = x.moments = x.config = x.sums = NULL;
       const g2z_status closed = g2z_ranks_agree(ranks, G2Z_OK);
-      if (closed != G2Z_OK) status = closed; /* services->error has its sentence */
+      if (closed != G2Z_OK) status = closed; /* and services->error has its sentence */
       if (t->plan->rank == 0 && !weights_only) g2z_checkpoint_remove(x.directory);
     }
   }
@@ -11970,7 +11990,7 @@ G2Z_API g2z_status g2z_trainer_save_weights(g2z_trainer *t, const char *director
 
 /* ----- reading trainer_state.json ----- */
 
-/* Reads a member's value, if the table has a row of that name; null is NaN. */
+/* Reads a member's value if the table has a row of that name, else skips it. null is NaN. */
 G2Z__PRIVATE void g2z__saved_get(g2z_json *json, const g2z_json_text *key, const g2z_setting *rows,
                                  size_t count, void *values) {
   const g2z_setting *row = rows;
@@ -12053,7 +12073,7 @@ G2Z__PRIVATE g2z_status g2z__saved_check(g2z_services *services, const g2z__save
                   "damaged; take an earlier checkpoint", saved->path.text);
 }
 
-/* The version of the format in saved->text, a trainer_state.json of any version; -1: it is none. */
+/* The version in saved->text, which may be a trainer_state.json of any version. -1: it is none. */
 G2Z__PRIVATE int64_t g2z__saved_version(g2z_services *services, const g2z__saved *saved) {
   g2z_json json;
   g2z_json_text key;
@@ -12174,7 +12194,8 @@ G2Z__PRIVATE int64_t g2z__saved_global(const g2z__saved *saved) {
   return (int64_t)saved->config.batch * saved->config.accum * saved->world;
 }
 
-/* 1: same number and length of sequences and, if the checkpoint has a hash, same contents. */
+/* Returns 1 if the loader has as many sequences as the checkpoint, of the same length and, if the
+ * checkpoint has a hash, with the same contents. */
 G2Z__PRIVATE int g2z__saved_same_data(const g2z__saved *saved, const g2z_loader *loader) {
   return saved->sequences == loader->sequences && saved->config.seq == loader->config.seq &&
          (!saved->data || saved->data == (int64_t)(loader->data >> 1));
@@ -12213,7 +12234,7 @@ G2Z__PRIVATE g2z_status g2z__saved_mixture(g2z_services *services, const char *d
              saved->config.seq, saved->config.seed, directory);
 }
 
-/* Loads this rank's part: algorithms, elements, and the position in the data. */
+/* Loads this rank's elements, the choices of algorithms, and the position in the data. */
 G2Z__PRIVATE g2z_status g2z__loading_fill(g2z__transfer *x) {
   g2z_trainer *t = x->t;
   const g2z__saved *saved = &x->saved;
@@ -12294,7 +12315,7 @@ G2Z__PRIVATE g2z_status g2z__loading_state(g2z__transfer *x) {
   t->enqueued = t->resumed_step = state.step;
   t->resumed_tokens = x->saved.tokens;
   if (t->stop_agreed) __atomic_store_n(&t->stop_requested, 0, __ATOMIC_RELAXED);
-  t->stop_agreed = 0; /* both belong to steps before the load */
+  t->stop_agreed = 0; /* a stop belongs to the steps before the load */
   t->failed = G2Z_OK;
   *t->verdict.reported[state.step % 2] = state;
   g2z__record_free(t->comm, &t->record); /* the loaded tuning may change its algorithms */
@@ -12343,7 +12364,7 @@ G2Z_API g2z_status g2z_trainer_load(g2z_trainer *t, const char *directory) {
       g2z__loading_compare(&x, G2Z_RESUME_WARN);
       g2z__loading_compare(&x, G2Z_RESUME_ROUNDS);
     }
-    t->stale = 1; /* also on a rank that owns nothing and so writes nothing */
+    t->stale = 1; /* even if this rank owns and writes nothing: other ranks write */
     t->buffered[0] = t->buffered[1] = 0;
     status = g2z_ranks_agree(ranks, g2z__loading_fill(&x));
     if (status == G2Z_OK) status = g2z_ranks_agree(ranks, g2z__loading_state(&x));
