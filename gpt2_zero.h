@@ -4229,7 +4229,7 @@ G2Z__PRIVATE void g2z__plan_routes(g2z_plan *plan, size_t *sent) {
  * the weights at home there; u: of its slices of all weights, if they travel. */
 G2Z__PRIVATE void g2z__plan_areas(g2z_plan *plan, size_t home, size_t u) {
   const size_t C = (size_t)plan->model.channels;
-  const size_t one = G2Z_ORTHOGONALIZE_WORK(C, 4 * C) * plan->u_bytes;
+  const size_t one = G2Z_ORTHOGONALIZE_WORK(C, 4 * C) * plan->u_bytes; /* the largest matrix */
   size_t v_bytes = home * sizeof(float), work = one;
   plan->work_begin = g2z__align(home * plan->u_bytes);
   if (plan->routes) {
@@ -4345,10 +4345,12 @@ G2Z__PRIVATE void g2z__plan_updates(g2z_plan *plan, g2z_optimizer kind) {
   plan->bucket[plan->buckets].first_update[kind] = plan->updates;
 }
 
+/* Fills in the tables of buckets, homes, routes and update ranges. */
 G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
   G2Z_TRY(G2Z_NEW(plan->services, (size_t)plan->buckets + 1, &plan->bucket));
   G2Z_TRY(G2Z_NEW(plan->services, g2z__plan_updates_limit(plan), &plan->update));
   g2z__plan_cut(plan, &plan->bucket[plan->buckets]);
+  plan->bucket[plan->buckets].begin = plan->elements;
   for (int k = 0, numbered = 0; k < plan->buckets; k++) {
     g2z_bucket *b = &plan->bucket[k];
     b->unit = 0;
@@ -4370,10 +4372,10 @@ G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
     for (; numbered <= b->last_unit; numbered++) plan->unit[numbered].bucket = k;
   }
   plan->unit[plan->units].bucket = plan->buckets;
+
   plan->early = 0;
   if (plan->muon_weights) plan->early = plan->unit[plan->wte].bucket;
   else if (plan->gathers) plan->early = plan->unit[plan->model.layers].bucket; /* block 0 */
-  plan->bucket[plan->buckets].begin = plan->elements;
   G2Z_TRY(g2z__plan_homes(plan));
   g2z__plan_updates(plan, G2Z_OPTIMIZER_ADAMW);
   plan->muon_updates = plan->updates;
@@ -4385,6 +4387,9 @@ G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
  * launches, and a graph takes memory for each. The driver decides how much; this is planned. */
 #define G2Z__GRAPH_LAUNCHES 16384
 #define G2Z__GRAPH_LAUNCH_BYTES ((size_t)64 << 10)
+/* About the number of kernels of a micro-step: of each block, and of the rest. */
+#define G2Z__BLOCK_LAUNCHES 26
+#define G2Z__OTHER_LAUNCHES 4
 
 /* Sizes in the kernels for Hopper. */
 #define G2Z__HOPPER_SPLITS 8     /* maximum of parts of a head in attention's backward */
@@ -4651,14 +4656,16 @@ G2Z_API g2z_status g2z_plan_create(g2z_services *services, const g2z_train_confi
     return g2z_fail(services, G2Z_UNSUPPORTED, "graph=1 needs a GPU: leave it off on a CPU");
   G2Z_TRY(G2Z_NEW(services, 1, &plan));
   plan->services = services;
+  plan->model = config->model;
+  plan->vocab_padded = (config->model.vocab + 127) / 128 * 128;
+  plan->units = config->model.layers + 3;
+  plan->wpe = plan->units - 2;
+  plan->wte = plan->units - 1;
+
+  plan->device = device;
   plan->rank = plan->slice = rank;
   plan->world = plan->slices = world;
   plan->local_world = local_world;
-  plan->model = config->model;
-  plan->device = device;
-  plan->vocab_padded = (config->model.vocab + 127) / 128 * 128;
-  plan->seq = config->seq;
-  plan->accum = config->accum;
   plan->zero_stage = config->zero_stage;
   plan->strategy = config->strategy;
   /* To add a stage, say what it is here: `owner`, `by_unit`, `gathers`, and in plan_lay_out
@@ -4669,21 +4676,27 @@ G2Z_API g2z_status g2z_plan_create(g2z_services *services, const g2z_train_confi
   if (config->strategy == G2Z_STRATEGY_DP) plan->owner = G2Z_OWNER_ROOT;
   plan->by_unit = config->zero_stage >= 2;
   plan->gathers = world > 1 && plan->owner != G2Z_OWNER_ALL;
-  plan->dropout = config->dropout > 0;
-  plan->recompute = config->recompute;
-  plan->dtype = plan->grad_dtype = plan->wire_dtype = config->dtype;
-  plan->fp8 = config->fp8;
-  const int wide = config->grad_fp32 || config->dtype == G2Z_TF32;
-  if (wide) plan->wire_dtype = G2Z_FP32;
-  if (wide || config->accum > 2) plan->grad_dtype = G2Z_FP32;
-  plan->launches = (size_t)config->accum * (26 * (size_t)config->model.layers + 4);
-  plan->graphed = config->graph == 1 || (config->graph == 2 && device == G2Z_DEVICE_CUDA &&
-                                         plan->launches <= G2Z__GRAPH_LAUNCHES);
   const int one_host = local_world == 0 || local_world == world;
   const int copies = plan->owner == G2Z_OWNER_SLICES && world > 1 && device == G2Z_DEVICE_CUDA;
   plan->transport = plan->reduce = G2Z_TRANSPORT_NCCL;
   if (copies && one_host) plan->transport = config->transport;
   if (plan->transport != G2Z_TRANSPORT_NCCL) plan->reduce = G2Z_TRANSPORT_COPY;
+
+  plan->seq = config->seq;
+  plan->accum = config->accum;
+  plan->dropout = config->dropout > 0;
+  plan->recompute = config->recompute;
+  const size_t launches = G2Z__BLOCK_LAUNCHES * (size_t)config->model.layers + G2Z__OTHER_LAUNCHES;
+  plan->launches = (size_t)config->accum * launches;
+  plan->graphed = config->graph == 1;
+  if (config->graph == 2)
+    plan->graphed = device == G2Z_DEVICE_CUDA && plan->launches <= G2Z__GRAPH_LAUNCHES;
+
+  plan->dtype = plan->grad_dtype = plan->wire_dtype = config->dtype;
+  plan->fp8 = config->fp8;
+  const int wide = config->grad_fp32 || config->dtype == G2Z_TF32;
+  if (wide) plan->wire_dtype = G2Z_FP32;
+  if (wide || config->accum > 2) plan->grad_dtype = G2Z_FP32;
   plan->dtype_bytes = plan->grad_bytes = plan->moment_bytes = plan->u_bytes = sizeof(float);
   if (device == G2Z_DEVICE_CUDA) { /* a CPU stores everything as fp32 */
     if (plan->dtype == G2Z_FP16 || plan->dtype == G2Z_BF16) plan->dtype_bytes = 2;
@@ -4691,15 +4704,13 @@ G2Z_API g2z_status g2z_plan_create(g2z_services *services, const g2z_train_confi
     if (config->optimizer.moments_bf16) plan->moment_bytes = 2;
     plan->u_bytes = 2;
   }
+
   plan->optimizer = config->optimizer.kind;
   if (plan->optimizer == G2Z_OPTIMIZER_MUON)
     for (int p = 0; p < G2Z_PARAM_COUNT; p++)
       if (g2z__param_describe(&plan->model, (g2z_param)p).muon)
         plan->muon_weights += config->model.layers;
-  plan->units = config->model.layers + 3;
-  plan->wpe = plan->units - 2;
-  plan->wte = plan->units - 1;
-  g2z_status status = g2z__plan_lay_out(plan, config);
+  const g2z_status status = g2z__plan_lay_out(plan, config);
   if (status != G2Z_OK) g2z_plan_free(plan);
   else *out = plan;
   return status;
