@@ -46,9 +46,9 @@
  *     -ffast-math is refused.
  *
  * TABLE OF CONTENTS: rooms of declarations >>dNN and of implementations >>iNN. Each room uses only
- *     those above it, except the page and i08, which opens i09. gpt2_zero_kernels.cuh has rooms
- *     >>kNN; >>k80: collectives. To understand ZeRO, read i00, d06, i13, i11 and i06, in this
- *     order; 02, 04, 07, 10, 12 and 16 are plumbing.
+ *     rooms above it, except the page and i08, which opens the table of i09. In
+ *     gpt2_zero_kernels.cuh rooms are called >>kNN; >>k80 has the collectives. To understand ZeRO,
+ *     read i00, d06, i13, i11 and i06, in this order; 02, 04, 07, 10, 12 and 16 are plumbing.
  *           >>i00   the page            one step of ZeRO: gradients, verdict, optimizer, Muon
  *     >>d01         status              one enum, one sentence each
  *     >>d02 >>i02   services and files  allocator, log, clock; files that appear whole
@@ -99,7 +99,7 @@
  *               on rank 0               broadcast. The baseline for ZeRO: --strategy dp
  *     Stages 2 and 3 also hold gradients of two blocks and of wte; stage 3 also holds parameters of
  *     two blocks, wte, wpe and the final LayerNorm. A single rank has all parameters in any stage.
- *     All learn the same within rounding, and each opens the checkpoints of the others. Room i00,
+ *     All stages learn the same within rounding, and each opens the others' checkpoints. Room i00,
  *     the page, shows what each stage sends, and when; docs/zero.md explains it. Collectives run on
  *     a separate CUDA stream.
  *
@@ -108,7 +108,7 @@
  *     gradients, fp16                        0.232 GiB   in buckets of up to 64 MiB
  *     master weights, m, v, fp32             1.391 GiB   1 / world of it from ZeRO stage 1 on;
  *                                                        with Muon 1.075: its weights have no v
- *     activations (bytes per token: right)   2.338 GiB   L (32 C + 4 NH + 16) + 14 C + 12
+ *     activations (right: bytes per token)   2.338 GiB   L (32 C + 4 NH + 16) + 14 C + 12
  *       with --recompute block               0.399 GiB   2 L C + 44 C + 4 NH + 28; 15 % more flops
  *     LM head: logits of all 8,192 tokens    0.768 GiB   8,192 tokens at a time if all logits would
  *                                                        take over half as much as activations
@@ -134,8 +134,8 @@
  * THREADS
  *     An object is used by one thread at a time, and may move to another. A g2z_tokenizer is
  *     immutable and may be shared. A program may use several GPUs: a context belongs to the GPU
- *     that was current when it was created (of several ranks: the GPU of its local rank), and each
- *     call makes its object's GPU current.
+ *     that was current when it was created, or, in a job of several ranks, to the GPU of its local
+ *     rank. Each call makes its object's GPU current.
  *     A loader reads the next step in a thread of its own. In a job of several ranks, each has a
  *     thread that watches the others and calls on_fault. OpenMP threads live inside CPU ops.
  *
@@ -148,10 +148,10 @@
  *                           last 256 bytes of tokens; then one bit per token, 1: it counts
  *     model.safetensors     u64 header bytes, JSON {name: {dtype, shape, data_offsets}}, data;
  *                           names and shapes of Hugging Face's GPT2LMHeadModel; weights are [in,
- *                           out]. Or model.safetensors.index.json, whose weight_map names files
+ *                           out]. Or model.safetensors.index.json, whose weight_map names the files
  *     config.json           its GPT2Config, with vocab_hash in 16 hexadecimal digits, if known
  *
- * PAPERS; those on single ops are named there
+ * PAPERS (a paper on one op is named at the op)
  *     Radford et al. 2019, Language models are unsupervised multitask learners (GPT-2)
  *     Rajbhandari et al. 2020, arXiv:1910.02054 (ZeRO)
  *     Loshchilov and Hutter 2019, arXiv:1711.05101 (AdamW)
@@ -230,7 +230,7 @@ extern "C" {
   X(STOPPED,      "a stop was requested")                                                         \
   X(LOST,         "another rank died, or does not answer")
 
-/* From such a list: its enumerators, its texts, and the words that a setting accepts. */
+/* What such a list expands to: enumerators, texts, and the words that a setting accepts. */
 #define G2Z_LIST_NAME(name, ...) G2Z_##name,
 #define G2Z_LIST_TEXT(name, text) text,
 #define G2Z_LIST_WORD(name, text) "|" text
@@ -320,7 +320,7 @@ G2Z_API g2z_status g2z_make_directory(g2z_services *services, const char *path);
  * after a wrong "no" the caller would start again and overwrite files that it cannot see. */
 G2Z_API g2z_status g2z_is_there(g2z_services *services, const char *path, int *there);
 /* "DIRECTORY/name" with a formatted name. It is "", which cannot be opened, if the directory is ""
- * or NULL. The room exceeds the system's longest path: a path that is cut off cannot be opened. */
+ * or NULL. A path that is cut off exceeds the system's limit, so it cannot be opened either. */
 typedef struct g2z_path {
   char text[4160];
 } g2z_path;
@@ -388,7 +388,7 @@ typedef struct g2z_json {
   const char *label;                      /* name of the text in error sentences */
   const unsigned char *begin, *at, *end;
   int depth;
-  int first;                              /* next() has not been called in this container yet */
+  int first;                              /* 1: next() has not been called in this container yet */
   g2z_status status;
 } g2z_json;
 
@@ -401,8 +401,10 @@ typedef struct g2z_json_text {            /* a string as in the file: escaped, w
 G2Z_API void g2z_json_open(g2z_json *json, g2z_services *services, const char *label,
                            const void *text, size_t bytes);
 G2Z_API int g2z_json_enter(g2z_json *json, char open);  /* '{' or '['; 1 on success */
-/* 1: positioned at the next value (key filled in objects; NULL for arrays). 0: container closed. */
+/* Returns 1 at the next value; *key is its name, and `key` is NULL in an array. Returns 0 when the
+ * container is closed, and after an error. */
 G2Z_API int g2z_json_next(g2z_json *json, char close, g2z_json_text *key);
+/* 1: the string, unescaped, is `name`. */
 G2Z_API int g2z_json_is(const g2z_json_text *text, const char *name);
 /* The first character of the value: { [ " t f n - or a digit; 0 after an error or at the end. */
 G2Z_API char g2z_json_peek(g2z_json *json);
@@ -432,7 +434,7 @@ typedef struct g2z_json_out {
 } g2z_json_out;
 G2Z_API void g2z_json_begin(g2z_json_out *out, const char *key, char open);
 G2Z_API void g2z_json_end(g2z_json_out *out, char close);
-/* text NULL: null */
+/* Writes null if text is NULL. */
 G2Z_API void g2z_json_put_string(g2z_json_out *out, const char *key, const char *text);
 G2Z_API void g2z_json_put_integer(g2z_json_out *out, const char *key, int64_t value);
 G2Z_API void g2z_json_put_number(g2z_json_out *out, const char *key, double value); /* %.9g */
@@ -555,7 +557,8 @@ typedef struct g2z_train_config {
   g2z_fp8 fp8;                  /* in training steps only; needs fp16 (or bf16, up to FORWARD) and
                                  * Hopper, or a CPU, which rounds as Hopper does. ALL: batch x seq
                                  * is a multiple of 128, and channels of 16 */
-  float dropout;                /* embedding, attention weights, both projections; 0: none */
+  float dropout;                /* probability, for the embedding, the attention weights and both
+                                 * projections; 0: none */
   uint64_t seed;
   int zero_stage;               /* 0 to 3: see the manual, ZERO */
   g2z_strategy strategy;        /* DP: with zero_stage 0 */
@@ -798,7 +801,7 @@ typedef struct g2z_plan {
    * needs an inbox for gradients. GPUs that cannot write to each other use NCCL instead. */
   g2z_transport reduce, gather;
   int graphed;                    /* 1: a step is recorded as CUDA graphs, and played */
-  size_t launches;                /* of a step: about so many kernels */
+  size_t launches;                /* about the number of kernels in a step */
 
   /* ----- a pass ----- */
   int batch, seq, accum;          /* B, T, micro-steps */
@@ -829,7 +832,7 @@ typedef struct g2z_plan {
   size_t grad_elements;           /* of the buffer that backward writes to */
   size_t bucket_elements;         /* of a full bucket */
   size_t shard_elements;          /* of all this rank's slices */
-  size_t logits_bytes;            /* of the logits' memory, which wte_rows and Muon use, too */
+  size_t logits_bytes;            /* of the logits' memory; wte_rows and Muon use it, too */
   int wte_rows;                   /* 1: the embedding's part of wte's gradient is sent separately,
                                    * one row per token of each rank; 0: with the head's part */
   /* If wte_rows, the memory of the logits holds the row_count rows of all ranks, then at
@@ -1016,10 +1019,9 @@ G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, c
  *                                            are rounded to act before they multiply V
  *   logits                        act        the softmax starts from the rounded logits
  *   gradient of logits            act        after multiplication by the loss scale
- *     on Hopper, in 16 bits,      act        in place of both: exp(logit - the row's reference),
- *     unless tune is off                     where the logit is fp32. The other factors of its
- *                                            gradient multiply dh and the rows of h; these rows
- *                                            are rounded again
+ *     on Hopper, in 16 bits,      act        replaces both: exp(logit - the row's reference), of a
+ *     unless tune is off                     logit in fp32. The gradient's other factors multiply
+ *                                            dh and the rows of h; these rows are rounded again
  *   operands of logits,           e4m3       in training only: rows of h times powers of two,
  *     fp8=logits                             wte times 32. Hopper's 8-bit sums keep 14 bits
  *   operands of qkv, attproj,     e4m3       in training only: inputs times 4, weights times 32;
@@ -1562,8 +1564,8 @@ G2Z_API g2z_status g2z_device_span_times(g2z_device *device, g2z_span_times out[
  * Three things end the job: a connection that ends without a goodbye (a killed process: noticed
  * within 10 s), silence_s without a heartbeat (a host that is gone: 30 s), and hang_s without a
  * micro-step or collective (a hang: 600 s). An asynchronous error of NCCL, such as a dead link,
- * ends it within seconds. Rank 0 names the culprit to all ranks; if it is the culprit, each rank
- * names it. Then ranks on CPUs return G2Z_LOST. A rank on a GPU ends its process with exit code
+ * ends it within seconds. Rank 0 names the culprit to all ranks; if it is rank 0, each rank names
+ * it. Then ranks on CPUs return G2Z_LOST. A rank on a GPU ends its process with exit code
  * G2Z_EXIT_LOST: its GPU may wait for the lost rank for ever, and so would every call that waits
  * for the GPU, even NCCL's abort.
  *
@@ -1575,9 +1577,9 @@ G2Z_API g2z_status g2z_device_span_times(g2z_device *device, g2z_span_times out[
 typedef struct g2z_place {  /* a process's place in the job */
   int rank, world;
   int local_rank, local_world;    /* among the ranks on this host; local_world 0: not known yet */
-  int unstarted;                  /* Slurm's tasks, if it has several and this process is none of
-                                   * them; else 0. g2z_trainer_create refuses to train alone in
-                                   * their place; a program that wants this sets it to 0 */
+  int unstarted;                  /* number of tasks in Slurm's allocation, if there are several and
+                                   * this process is none of them; else 0. g2z_trainer_create then
+                                   * refuses to train alone; a program that wants that sets 0 */
   char launcher[16];              /* "alone", "ranks", "torchrun", "openmpi", "pmi" or "slurm" */
   char host[256];                 /* where rank 0 listens: a name or an address */
   int port;                       /* the first port that is tried there */
@@ -1655,8 +1657,8 @@ G2Z_API g2z_status g2z_ranks_write_flight(g2z_ranks *ranks, g2z_services *servic
  *      it a function that reports asynchronous errors, too.
  * To add a word: name it in G2Z_TRANSPORT_LIST and, for the log, in g2z__comm_carrier. Set
  * plan->reduce in g2z_plan_create, where every word except NCCL means COPY, and plan->gather in
- * g2z__plan_batch. Count its memory in g2z__plan_bytes. Only GPUs in ZeRO stages 1 to 3 use words:
- * g2z_plan_create gives other jobs NCCL. */
+ * g2z__plan_batch. Count its memory in g2z__plan_bytes. A word has an effect only on GPUs of one
+ * host in ZeRO stages 1 to 3: g2z_plan_create gives other jobs NCCL. */
 
 typedef struct g2z_comm g2z_comm;
 
@@ -1815,8 +1817,9 @@ typedef struct g2z_report {
   int64_t loss_step;     /* the step that the fields below belong to; 0: none is finished yet */
   float loss;            /* mean over the targets of the global batch that count; NaN: none does */
   int64_t counted;       /* number of targets that count */
-  /* Numbers that forward clamps in 8 bits, or NaN. Inputs of products: 108 or more, on all ranks
-   * and in all micro-steps. Weights: 13.5 or more; each counts once. Both are 0 without fp8. */
+  /* Numbers that are NaN, or that 8 bits clamp in forward. Inputs of products are clamped from 108
+   * on; all ranks and micro-steps count. Weights are clamped from 13.5 on; each counts once. Both
+   * are 0 without fp8. */
   int64_t clamped_inputs, clamped_weights;
   float grad_norm;       /* before clipping. Not finite, or counted 0: the step was skipped */
   float lr;
