@@ -2122,8 +2122,8 @@ extern "C" {
 
 /* ===== >>i00 the page ====================================================
  * One step of ZeRO, from tokens on the device to new parameters. Everything else serves it. On
- * GPUs the second step is recorded: submit then only lists calls, and trainer_enqueue() (room 14)
- * plays them.
+ * GPUs the second step is recorded: comm_submit() then only lists the calls, and trainer_enqueue()
+ * (room 14) plays the list in every later step.
  *
  *   stage | [A] wait_parameters   | [B] wait_gradients   | [C] reduce_bucket     | [D] share
  *   ------+-----------------------+----------------------+-----------------------+---------------
@@ -2140,8 +2140,8 @@ extern "C" {
  *         |                       |                      | the last micro-step   | rank 0
  *   Stages 0, 1 and dp add up the earlier micro-steps locally, in the gradient buffer.
  *
- * Where a gradient lies: a step moves it down this table. The plan has all indices; buckets and
- * update ranges use the same names for them. Functions are named without g2z__ here.
+ * Where a gradient lies: each step moves it down this table, from buffer to buffer. The plan holds
+ * all indices; its buckets and update ranges name them as here. Functions stand without g2z__.
  *   buffer         index of an element        written by
  *   model.dwte     wte alone, [Vp, C]         head(); unit_backward() of wpe, if !pass.keep_rows
  *   model.grads    unit.grad_at + offset[p];  unit_backward() and unit_backward_norm() (room 13).
@@ -2155,14 +2155,15 @@ extern "C" {
  *   v              v_at                       optimize(): adamw
  *   model.params   own_param_at               optimize(): the rounded master. Then share() fills
  *                                             the bucket, at param_at, on every rank
- * With fp16 and two micro-steps, gradients, what travels and sums are all fp16; only dwte is fp32.
+ * With fp16 and two micro-steps, gradients, sums and what travels are fp16; only dwte is fp32.
  * From stage 2 on, micro-step 0 overwrites the shard, and micro-step 1 adds to it and rounds.
  * Between sums and master, collect() waits for the sums and squares them, and judge() turns the
  * squares of all ranks into one factor. adamw and momentum multiply the sums by it. The optimizer's
  * ops get the addresses of these buffers in t->update, which trainer_first() (room 14) fills.
  *
- * The new parameters travel during the next forward pass: wait_parameters() makes the device wait
- * until a unit's have arrived. forward() and unit_backward() read them.
+ * The new parameters travel during the next forward pass. Before forward() or unit_backward() reads
+ * a unit's parameters, wait_parameters() makes the device wait until they have arrived.
+ *
  * Muon updates the blocks' weights, and needs whole matrices, but a slice may begin and end inside
  * a matrix. So each weight has a home rank. muon_to_homes() computes u, the gradient plus momentum,
  * of this rank's slices and sends it to the homes. There muon_at_homes() orthogonalizes u to O, and
@@ -2179,7 +2180,7 @@ extern "C" {
  *             plan.weight, save it by (unit, param); homes change with the world. Scratch in the
  *             logits' memory lasts until the next head().
  *   ops       d08, i09 and gpt2_zero_kernels.cuh; muon_to_homes(), muon_at_homes(), optimize() and
- *             trainer_rehearse() (i14) call them, device_suits() checks the GPU. In a skipped step
+ *             trainer_rehearse() (i14) call them; device_suits() checks the GPU. In a skipped step
  *             (state->skip) no op may change a weight or a moment.
  *   files     g2z_buffer; trainer_shard(), where scale > 0 means Muon, trainer_read() and _write()
  *             (i14); transfer_buffer(), _elements(), saver_begin() and loading_fill() (i16)
@@ -2197,7 +2198,8 @@ extern "C" {
  *                   O there, is enqueued before the next head. Another rank writes only the
  *                   elements that its routes bring here.
  *   verdicts        After this rank's reductions of this step. They wait for every rank's backward
- *                   pass, which a rank enqueues after its last decision: that read the old row.
+ *                   pass. A rank enqueues that pass after its previous decision, which read the old
+ *                   row.
  *   inboxes         If copy engines carry gradients, an inbox has two halves, used alternately.
  *                   Reductions i and i-2 use the same half. It is free: all ranks met in reduction
  *                   i-1, and each had added up reduction i-2 before that.
@@ -2242,23 +2244,23 @@ G2Z__PRIVATE g2z_status g2z__zero_step(g2z_trainer *t, const g2z_plan *plan) {
     const int last = m == plan->accum - 1;
     const int sends = plan->by_unit || last;             /* gradients leave for their owners */
     const int rows = last && plan->wte_rows;             /* wte's gradient leaves in two parts */
-    int b = 0, buckets = plan->buckets;                  /* that backward completes */
+    int b = 0, buckets = plan->buckets;                  /* those that backward completes */
     if (rows) buckets = plan->unit[wte].bucket;          /* all except wte's */
     G2Z_TRY(g2z__begin_micro_step(t, m));
-    for (int u = wte; u >= 0; u--) {
+    for (int u = wte; u >= 0; u--) {                     /* wte, wpe, the blocks, final LayerNorm */
       G2Z_TRY(g2z__wait_parameters(t, u, u - 1));        /* [A], and prefetch the next unit */
       G2Z_TRY(g2z__forward(t, u));
     }
-    G2Z_TRY(g2z__wait_parameters(t, wte, wte));
+    G2Z_TRY(g2z__wait_parameters(t, wte, wte));          /* [A]: the head reads wte, too */
     G2Z_TRY(g2z__wait_gradients(t, wte));                /* [B] */
     G2Z_TRY(g2z__head(t));                               /* loss, dh, head's part of dwte */
     if (rows) G2Z_TRY(g2z__reduce_head(t));              /* [C] of wte, during all of backward */
     G2Z_TRY(g2z__wait_gradients(t, 0));
-    for (int u = 0; u <= wte; u++) {                     /* the order that gradients complete */
+    for (int u = 0; u <= wte; u++) {                     /* gradients complete in this order */
       G2Z_TRY(g2z__wait_parameters(t, u, u + 1));        /* [A] */
       G2Z_TRY(g2z__unit_backward(&t->model, &t->pass, u)); /* recomputes first, if asked to */
       if (u + 1 < wte) G2Z_TRY(g2z__wait_gradients(t, u + 1)); /* [B] */
-      G2Z_TRY(g2z__unit_backward_norm(&t->model, &t->pass, u)); /* and a bias of unit u + 1 */
+      G2Z_TRY(g2z__unit_backward_norm(&t->model, &t->pass, u)); /* also a bias of unit u + 1 */
       while (sends && b < buckets && plan->bucket[b].last_unit <= u)
         G2Z_TRY(g2z__reduce_bucket(t, b++));             /* [C] while backward continues */
     }
@@ -2266,12 +2268,12 @@ G2Z__PRIVATE g2z_status g2z__zero_step(g2z_trainer *t, const g2z_plan *plan) {
     G2Z_TRY(g2z__end_micro_step(t, sends));
   }
   G2Z_TRY(g2z__collect(t));                              /* sums over the ranks, their squares */
-  G2Z_TRY(g2z__judge(t));                                /* finite? norm, clip, loss scale */
-  G2Z_TRY(g2z__muon_to_homes(t));                        /* its momentum, to whole matrices */
+  G2Z_TRY(g2z__judge(t));                                /* finite? else skip; clip, loss scale */
+  G2Z_TRY(g2z__muon_to_homes(t));                        /* u, to the homes of whole matrices */
   G2Z_TRY(g2z__optimize(t, plan->early, plan->buckets)); /* what the next forward reads first */
   G2Z_TRY(g2z__share(t, plan->early, plan->buckets));    /* [D] while AdamW continues */
-  G2Z_TRY(g2z__muon_at_homes(t));                        /* orthogonalized, and back to slices */
-  G2Z_TRY(g2z__optimize(t, 0, plan->early));             /* does nothing in a skipped step */
+  G2Z_TRY(g2z__muon_at_homes(t));                        /* u becomes O, which returns to slices */
+  G2Z_TRY(g2z__optimize(t, 0, plan->early));             /* the other buckets */
   return g2z__share(t, 0, plan->early);                  /* [D] during the next forward pass */
 }
 
@@ -2294,7 +2296,7 @@ G2Z__PRIVATE char *g2z__sums_at(const g2z_trainer *t, size_t at) {
     (device)->ops->span_end(device, G2Z_SPAN_##name);             \
   } while (0)
 
-/* Marks in the queue of room 11: one per kind and bucket. The last four kinds use only one. */
+/* Marks in the queue of room 11: one per kind and bucket. The last four kinds use bucket 0 only. */
 typedef enum g2z__queue_place {
   G2Z__PLACE_REDUCED,   /* a bucket's gradients are summed */
   G2Z__PLACE_GATHERED,  /* a bucket's parameters have arrived */
@@ -2358,7 +2360,8 @@ G2Z__PRIVATE g2z_status g2z__begin_step(g2z_trainer *t) {
 }
 
 /* From stage 2 on, gradients are sent after each micro-step, so backward overwrites them. Forward
- * counts what 8 bits clamp: weights in micro-step 0 alone, since all micro-steps round the same. */
+ * counts the numbers that 8 bits clamp. It counts weights in micro-step 0 alone, since all
+ * micro-steps round the same weights. */
 G2Z__PRIVATE g2z_status g2z__begin_micro_step(g2z_trainer *t, int m) {
   double *row = g2z__my_verdict(t);
   t->micro_step = m;
@@ -2402,10 +2405,10 @@ G2Z__PRIVATE g2z_status g2z__end_micro_step(g2z_trainer *t, int reduced) {
 /* ----- gradients to their owners ------------------------------------------ */
 
 /* [B] From stage 2 on, the units alternate between two gradient buffers; wte has its own buffer.
- * Waits until the buffer's previous gradient is reduced: unit - 2's in this micro-step; for wte,
- * wte's in the previous micro-step. In a later micro-step the wait for wte, whose reduction is the
- * last in the queue, has covered units 0 and 1. Then zeroes the elements that backward does not
- * write: the padding, and positions of wpe beyond the sequence length. */
+ * Waits until the gradient that was in the buffer before is reduced: of unit - 2, in this
+ * micro-step; of wte, in the previous one. The wait for wte covers units 0 and 1, too, because its
+ * reduction is the last in the queue. Then zeroes the elements that backward does not write: the
+ * padding, and positions of wpe beyond the sequence length. */
 G2Z__PRIVATE g2z_status g2z__wait_gradients(g2z_trainer *t, int unit) {
   const g2z_plan *plan = t->plan;
   const g2z_unit *u = &plan->unit[unit];
@@ -2449,8 +2452,9 @@ G2Z__PRIVATE g2z_status g2z__reduce_bucket(g2z_trainer *t, int bucket) {
 }
 
 /* [C] In a step's last micro-step wte's gradient may be reduced in two parts. The first part, the
- * head's and everything from earlier micro-steps, is reduced during backward. Before it, all ranks
- * gather the tokens of the embedding's rows; a single rank copies nothing. */
+ * head's and everything from earlier micro-steps, is reduced during backward. Before that, all
+ * ranks gather the tokens, because the second part has a row for each. A single rank copies
+ * nothing. */
 G2Z__PRIVATE g2z_status g2z__reduce_head(g2z_trainer *t) {
   const g2z_plan *plan = t->plan;
   const size_t bytes = plan->tokens * sizeof(int32_t);
@@ -2619,7 +2623,8 @@ G2Z__PRIVATE g2z_status g2z__gather_bucket(g2z_trainer *t, int bucket) {
   return g2z__queue(t, G2Z_CALL_MARK, G2Z__PLACE_GATHERED, bucket);
 }
 
-/* Stage 3: gathers a block into its buffer unless it is there. Other units and -1: does nothing. */
+/* Stage 3: gathers a block into its buffer, unless it is there. Does nothing for other units and
+ * for -1. */
 G2Z__PRIVATE g2z_status g2z__gather_unit(g2z_trainer *t, int unit) {
   const g2z_unit *u = t->plan->unit;
   if (unit < 0 || !u[unit].gathered || t->buffered[unit % 2] == unit) return G2Z_OK;
@@ -2661,8 +2666,9 @@ G2Z__PRIVATE int g2z__trainer_second(const g2z_trainer *t) {
   return G2Z__MAX(t->plan->model.layers - 1, 1);
 }
 
-/* [D] Gathers the new parameters of buckets [from, to) while the device continues. Of the blocks,
- * stage 3 gathers only the first two of the next forward pass here, the others just before use. */
+/* [D] Gathers the new parameters of buckets [from, to) while the device continues. In stage 3 it
+ * gathers only two blocks, the first ones of the next forward pass. The others follow when they are
+ * needed. */
 G2Z__PRIVATE g2z_status g2z__share(g2z_trainer *t, int from, int to) {
   const g2z_plan *plan = t->plan;
   if (to == plan->early) t->device->ops->span_end(t->device, G2Z_SPAN_OPTIMIZER_STEP);
@@ -2690,8 +2696,8 @@ G2Z__PRIVATE g2z_status g2z__refresh(g2z_trainer *t) {
   return g2z__queue(t, G2Z_CALL_WAIT, G2Z__PLACE_GATHERED, plan->buckets - 1);
 }
 
-/* A recorded step expects the parameters gathered as the previous step left them. Restores that
- * state after a load, a validation or a generation has changed it. */
+/* A recorded step expects the parameters on this rank that were there after the previous step.
+ * Gathers them again after a load, a validation or a generation has changed that. */
 G2Z__PRIVATE g2z_status g2z__restore(g2z_trainer *t) {
   if (!t->plan->gathers) return G2Z_OK;
   G2Z_TRY(g2z__refresh(t));
