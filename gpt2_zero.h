@@ -2761,7 +2761,7 @@ G2Z_API g2z_status g2z_allocate(g2z_services *services, size_t count, size_t siz
   if (services->allocate) {
     memory = services->allocate(services->user, bytes);
     if (memory) memset(memory, 0, bytes);
-  } else memory = calloc(1, bytes); /* large blocks are zeroed pages of the system, not touched */
+  } else memory = calloc(1, bytes); /* large blocks are zeroed pages that it does not touch */
   if (!memory)
     return g2z_fail(services, G2Z_NO_MEMORY, "no memory for %zu bytes (%.1f MiB)", bytes,
                     (double)bytes / 1048576.0);
@@ -2866,7 +2866,8 @@ G2Z__PRIVATE uint64_t g2z__hash(uint64_t hash, const void *bytes, size_t count) 
   return hash;
 }
 
-/* Reads `count` bytes at `offset`. Returns how many: fewer at the file's end; -1 with errno. */
+/* Reads `count` bytes at `offset`. Returns how many were read: fewer at the file's end;
+ * -1 with errno. */
 G2Z__PRIVATE int64_t g2z__pread(int file, void *out, size_t count, uint64_t offset) {
   size_t done = 0;
   while (done < count) {
@@ -2997,8 +2998,8 @@ G2Z_API g2z_status g2z_writer_create(g2z_services *services, const char *path, g
   struct stat there;
   g2z_writer *writer;
   if (!*path) return g2z_fail_file(services, ENOENT, "create", path); /* else: ".partial" */
-  /* A rename onto /dev/null would replace the device, onto a link the link. Onto a directory it
-   * would fail, after all the work. */
+  /* At the end a rename would replace a device such as /dev/null, or a link. If there is a
+   * directory, the rename would fail, after all the work. */
   if (lstat(path, &there) == 0 && !S_ISREG(there.st_mode))
     return g2z_fail(services, G2Z_IO, "cannot write %s: it is %s; name a file", path,
                     g2z__kind_of_file(&there));
@@ -3133,7 +3134,7 @@ G2Z__PRIVATE g2z_status g2z__read_open_file(g2z_services *services, const char *
     if (need > limit)
       return g2z_fail(services, G2Z_FORMAT, "%s has more than %zu bytes, the limit for a file of "
                       "this kind: check that it is the right file", path, limit);
-    G2Z_TRY(G2Z_GROW(services, text, &capacity, *bytes, need + 2)); /* and a byte, a NUL */
+    G2Z_TRY(G2Z_GROW(services, text, &capacity, *bytes, need + 2)); /* and a byte, and a NUL */
     G2Z_RETRY(got, read(file, *text + *bytes, capacity - *bytes - 1));
     if (got < 0) return g2z_fail_file(services, errno, "read", path);
     *bytes += (size_t)got;
@@ -3213,8 +3214,9 @@ G2Z__PRIVATE uint64_t g2z__kernel_number(const char *directory, const char *name
 }
 
 /* Lowers both numbers to the memory that the control groups of this process allow. File pages that
- * the kernel reclaims first do not count as used. In a container the mount may be the group itself,
- * and the path in /proc may be missing below it: a missing file sets no limit. Tests set `root`. */
+ * the kernel reclaims first do not count as used. In a container the mount may be the group itself.
+ * Then the group's path in /proc does not exist below it: a missing file sets no limit. Tests set
+ * `root`. */
 G2Z__PRIVATE void g2z__cgroup_memory(const char *root, size_t *free_bytes, size_t *total_bytes) {
   static const struct { const char *mount, *limit, *used, *cache; } versions[] = {
       {"/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "\ntotal_inactive_file "},
@@ -4012,9 +4014,9 @@ G2Z__PRIVATE g2z_status g2z__vocab_agree(g2z_services *services, uint64_t *known
  * Law: pure functions. Only this room lays out buffers and shards, and gives them their bytes. */
 
 /* Activations of a forward pass that backward needs, and backward's own scratch. Copies: in
- * training STREAM, LAYER and CACHE have one per layer; with recomputation all layers share one of
- * LAYER and CACHE. A model that only runs forward needs one of each and no BACKWARD. To generate,
- * it keeps each layer's QKV, the key-value cache, for more tokens (K) than run at a time (N).
+ * training STREAM, LAYER and CACHE have one copy per layer; with recomputation all layers share one
+ * copy of LAYER and of CACHE. A model that only runs forward has one copy of each, and no BACKWARD.
+ * To generate, it keeps each layer's QKV, the key-value cache: K tokens, while N run at a time.
  * Types: A the plan's dtype, F fp32. Some buffers are used again:
  *   lnf     after the head: the gradient after dropout ("dropped" of layernorm_bwd)
  *   fc      of a layer, after fcproj's weight gradient: ln2's gradient, followed by qkv's in 8
@@ -4100,7 +4102,7 @@ G2Z__PRIVATE g2z_unit_kind g2z__unit_kind(const g2z_model_config *model, int uni
   return G2Z_UNIT_WTE;
 }
 
-/* The number of `elements` that this rank owns. Linear, so it also holds for ranges of buckets. */
+/* The number of `elements` that this rank owns, of a bucket or of a range of buckets. */
 G2Z__PRIVATE size_t g2z__plan_owned(const g2z_plan *plan, size_t elements) {
   if (plan->owner == G2Z_OWNER_SLICES) return elements / (size_t)plan->slices;
   if (plan->owner == G2Z_OWNER_ROOT && plan->rank > 0) return 0;
@@ -4126,9 +4128,9 @@ G2Z__PRIVATE size_t g2z__plan_at_most(const g2z_plan *plan, size_t elements, siz
 
 /* Cuts the memory into buckets, the last one first. Units [first, next) share buckets: up to stage
  * 1 all units before wte, else none. Each such part is cut from its end, so that the odd size is
- * its first bucket's. Before wte the last bucket is small, and each is at most twice as large as
- * the next: it travels while backward computes the next. Returns the number of buckets. Writes them
- * in front of `end`, unless that is NULL. */
+ * its first bucket's. Before wte the last bucket is small, and each bucket is at most twice as
+ * large as the next, because it travels while backward computes the next. Returns the number of
+ * buckets. Writes them in front of `end`, unless that is NULL. */
 G2Z__PRIVATE int g2z__plan_cut(const g2z_plan *plan, g2z_bucket *end) {
   int count = 0;
   for (int next = plan->units, first; next > 0; next = first) {
@@ -4282,8 +4284,8 @@ G2Z__PRIVATE g2z_status g2z__plan_homes(g2z_plan *plan) {
   return G2Z_OK;
 }
 
-/* The elements of parameter p of a unit that this rank owns in a bucket; may have none. v_at and
- * Muon's members stay 0. */
+/* The part of parameter p of a unit that lies in this rank's slice of a bucket; it may have no
+ * elements. v_at, u_at and scale stay 0. */
 G2Z__PRIVATE g2z_update_range g2z__plan_owned_range(const g2z_plan *plan, const g2z_bucket *b,
                                                     const g2z_unit *unit, g2z_param p) {
   const g2z_param_info info = g2z__param_describe(&plan->model, p);
@@ -4393,7 +4395,7 @@ G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
 }
 
 /* With graph=auto a step of more kernels is not recorded: it takes long enough to hide its
- * launches, and a graph takes memory for each. The driver decides how much; this is planned. */
+ * launches, and a graph takes memory for each. How much is the driver's choice: this is planned. */
 #define G2Z__GRAPH_LAUNCHES 16384
 #define G2Z__GRAPH_LAUNCH_BYTES ((size_t)64 << 10)
 /* About the number of kernels of a micro-step: of each block, and of the rest. */
