@@ -23,7 +23,6 @@ limits() {
 #                          ternary  two  comma  params  long
 each                            30    0      0       -     0
 all                              -    -      -      29     -
-gpt2_zero.h                     50   21     14       -     0
 gpt2_zero_kernels.cuh           40    4     33       -     0
 bench.cu                        55    0      0       -     0
 extras/g2z_text.h               50    0      0       -     0
