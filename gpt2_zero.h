@@ -256,8 +256,8 @@ typedef struct g2z_services {
   int alike;                                    /* 1: all ranks of the job have this sentence */
 } g2z_services;
 
-/* Text quoted from a file, an argument or another rank must not steer a terminal. In place, control
- * characters become '?'; so do U+0080 to U+009F, as U+009B acts like ESC [. Returns `text`. */
+/* Text quoted from a file, an argument or another rank must not steer a terminal. Replaces control
+ * characters by '?', in place; also U+0080 to U+009F, since U+009B acts like ESC [. Returns `text`. */
 G2Z_API char *g2z_tame(char *text);
 /* Stores the sentence of a failure, tamed, and returns its status. */
 G2Z_API g2z_status g2z_fail(g2z_services *services, g2z_status status, const char *format, ...)
@@ -791,9 +791,9 @@ typedef struct g2z_plan {
                                    * slices there are. They equal rank and world */
   g2z_strategy strategy;
   g2z_owner owner;                /* the ranks that get a bucket's sum and send its parameters */
-  int by_unit;                    /* 1, from stage 2 on: a unit's gradient is in one of two buffers
-                                   * and leaves it in each micro-step; sums go into a shard. Each
-                                   * unit is padded and reduced separately */
+  int by_unit;                    /* 1 from stage 2 on: units share two gradient buffers. A unit's
+                                   * gradient leaves its buffer in each micro-step, and its sum goes
+                                   * into a shard. Each unit is padded and reduced separately */
   int gathers;                    /* 1: a rank waits for parameters that other ranks update */
   g2z_transport transport;        /* the config's; NCCL if no rank owns a slice, or if the ranks
                                    * are on several hosts */
