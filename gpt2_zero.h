@@ -4854,7 +4854,7 @@ struct g2z_shard_writer {
   g2z_writer *file, *mask;     /* mask: NULL while all tokens count */
   g2z_shard_format format;
   uint64_t tokens;
-  unsigned char bits;          /* bits of the mask for the last tokens % 8 tokens */
+  unsigned char bits;          /* last byte of the mask, not full yet: tokens % 8 bits */
   int finished;
 };
 
@@ -4890,8 +4890,9 @@ G2Z_API g2z_status g2z_shard_writer_append(g2z_shard_writer *writer, const int32
   if (writer->format == G2Z_SHARD_LLMC && count > INT32_MAX - writer->tokens)
     G2Z_REFUSE(writer->services, "a shard with llm.c's header holds at most %d tokens, but this "
                "one would get %" PRIu64 ": write more shards", INT32_MAX, writer->tokens + count);
-  if (all & G2Z_UNCOUNTED && !writer->mask) { /* the mask begins: all tokens before count */
-    const g2z__mask none = {0, 0, 0, 0};      /* finish() writes the real header */
+  /* The first token that does not count begins the mask. All tokens before it count. */
+  if (all & G2Z_UNCOUNTED && !writer->mask) {
+    const g2z__mask none = {0, 0, 0, 0}; /* finish() writes the real header */
     G2Z_TRY(g2z_writer_create(writer->services, g2z__mask_of(writer->file->path).text,
                               &writer->mask));
     G2Z_TRY(g2z_writer_put(writer->mask, &none, sizeof none));
@@ -4923,7 +4924,7 @@ G2Z_API g2z_status g2z_shard_writer_finish(g2z_shard_writer *writer, int unlock)
   if (writer->mask) {
     g2z__mask head = {G2Z__MASK_MAGIC, 1, (int64_t)writer->tokens, G2Z__HASH};
     if (writer->tokens % 8) G2Z_TRY(g2z_writer_put(writer->mask, &writer->bits, 1));
-    /* The hash needs the shard's first tokens, which only the disk has by now. */
+    /* The hash needs the shard's first tokens, which are only in the file. */
     const int file = g2z__open_file(shard, O_RDONLY);
     const int good = file >= 0 && g2z__shard_hash(file, writer->file->written - 2 * writer->tokens,
                                                   head.tokens, &head.shard);
@@ -4979,7 +4980,7 @@ typedef struct g2z__shard {
   g2z__version version[2]; /* of the file and of its mask when they had this hash */
 } g2z__shard;
 
-/* Other files that begin with a magic number and are named by mistake. */
+/* Files of other kinds that users name by mistake, by the number with which they begin. */
 static const struct {
   int32_t magic;
   const char *what;
@@ -5180,7 +5181,7 @@ typedef struct g2z__prefetch {
   char *globs;                   /* the text of the sets */
   g2z__shard *open[G2Z__LOADER_FILES]; /* shard s may be open in slot s % G2Z__LOADER_FILES */
   uint16_t *raw;                 /* T+1 tokens as in the file */
-  unsigned char *bits;           /* the bytes of the mask that hold their bits; same memory block */
+  unsigned char *bits;           /* the mask's bytes for these tokens; after them in raw's memory */
   int32_t *buffer[2];            /* [2, rows, T]: x, then y */
   int fill;                      /* the thread's buffer; the caller has the other one */
   g2z_status status;             /* of the last read */
@@ -5215,7 +5216,7 @@ G2Z__PRIVATE int g2z__shard_samples(const g2z__shard *shard, int64_t samples, ui
   return good;
 }
 
-/* Opens shard s unless it is open, and makes sure that it has the data that it had at first. */
+/* Opens shard s unless it is open. Fails if its data changed since it was first opened. */
 G2Z__PRIVATE g2z_status g2z__loader_file(g2z_loader *loader, size_t s) {
   g2z__prefetch *reader = loader->reader;
   g2z_services *services = &reader->services;
@@ -5234,7 +5235,7 @@ G2Z__PRIVATE g2z_status g2z__loader_file(g2z_loader *loader, size_t s) {
     *shard = found;
     *place = shard;
   }
-  /* The version comes before the hash: what changes in between is seen by the next call. */
+  /* The version is read before the hash, so that the next call sees a change in between. */
   const g2z__version version[2] = {g2z__version_of(shard->file), g2z__version_of(shard->mask)};
   if (!first && memcmp(version, shard->version, sizeof version) == 0) return G2Z_OK;
   if (open) G2Z_TRY(g2z__shard_check(services, &found));
@@ -5251,8 +5252,8 @@ G2Z__PRIVATE g2z_status g2z__loader_file(g2z_loader *loader, size_t s) {
   return G2Z_OK;
 }
 
-/* floor(count * part / 2^32) for count < 2^63 and part <= 2^32, in two halves: the number of the
- * first `count` sequences that a set takes. */
+/* How many of the first `count` positions a set takes: floor(count * part / 2^32). The product is
+ * computed in two halves, because count may have 63 bits and part 33. */
 G2Z__PRIVATE uint64_t g2z__set_takes(uint64_t count, uint64_t part) {
   return (count >> 32) * part + ((count & UINT32_MAX) * part >> 32);
 }
@@ -5337,7 +5338,7 @@ G2Z__PRIVATE void *g2z__loader_thread(void *user) {
   return NULL;
 }
 
-/* Reads the next step in a thread; at once, if no thread can be started. */
+/* Reads the next step in a thread. If no thread can be started, reads it at once. */
 G2Z__PRIVATE void g2z__loader_start(g2z_loader *loader) {
   g2z__prefetch *reader = loader->reader;
   reader->running = g2z__thread_start(&reader->thread, g2z__loader_thread, loader) == 0;
@@ -5357,7 +5358,7 @@ G2Z__PRIVATE int g2z__loader_by_name(const void *a, const void *b) {
  * passes `found` zeroed before the first call, and frees it with globfree. */
 G2Z__PRIVATE g2z_status g2z__shards_find(g2z_services *services, const char *given, glob_t *found) {
   struct stat info;
-  int is_name = stat(given, &info) == 0; /* "data[1].bin": every character stands for itself */
+  int is_name = stat(given, &info) == 0; /* of a file, as "data[1].bin" may be: not a pattern */
   if (!is_name && errno != ENOENT && errno != ENOTDIR) /* glob would call it missing */
     return g2z_fail_file(services, errno, "read", given);
   char *pattern;
@@ -5380,8 +5381,8 @@ G2Z__PRIVATE g2z_status g2z__shards_find(g2z_services *services, const char *giv
   return G2Z_OK;
 }
 
-/* Reads the sets of a loader's glob. *text has the texts of `set`; the caller releases it. A file
- * whose whole name is PATTERN:WEIGHT is a file. */
+/* Reads the sets of a loader's glob. The strings of `set` lie in *text, which the caller releases.
+ * If there is a file of the name PATTERN:WEIGHT, this names the file: there is no weight. */
 G2Z__PRIVATE g2z_status g2z__sets_read(g2z_services *services, const char *given, char **text,
                                        g2z_loader_set set[G2Z_SETS], int *sets) {
   struct stat info;
@@ -5716,8 +5717,8 @@ static inline G2Z_HOST_DEVICE float g2z__round_bf16(float x) {
 }
 
 /* The nearest number with `dropped` fewer fraction bits than fp32, ties to even. Numbers above
- * `most` become `most`. Below `least` the format has equal steps, as fp32 has them from `steps` on.
- * `most` and `least` are the bits of fp32 numbers. */
+ * `most` become `most`. Numbers of the format that are below `least` are equally far apart, as far
+ * as fp32 numbers near `steps`. `most` and `least` are the bits of fp32 numbers. */
 static inline G2Z_HOST_DEVICE float g2z__round_8(float x, int dropped, int32_t most, int32_t least,
                                                  float steps) {
   uint32_t bits = g2z__bits_of(x), magnitude = bits & 0x7fffffffu, ulp = 1u << dropped;
@@ -5728,16 +5729,16 @@ static inline G2Z_HOST_DEVICE float g2z__round_8(float x, int dropped, int32_t m
   rounded = (int32_t)magnitude > 0x7f800000 ? 0x7fc00000u : rounded; /* NaN */
   return g2z__from_bits(rounded | (bits & 0x80000000u));
 }
-/* e4m3: a sign, 4 bits of exponent, 3 of fraction. 2^-6 to 448; smaller ones in steps of 2^-9. */
+/* e4m3: a sign, 4 bits of exponent, 3 of fraction. From 2^-6 to 448; below, steps of 2^-9. */
 static inline G2Z_HOST_DEVICE float g2z__round_e4m3(float x) {
   return g2z__round_8(x, 20, 0x43e00000, 0x3c800000, 0x1p14f);
 }
-/* e5m2, the upper byte of fp16. From 2^-14 to 57344; smaller numbers in steps of 2^-16. */
+/* e5m2 is the upper byte of fp16. From 2^-14 to 57344; below, steps of 2^-16. */
 static inline G2Z_HOST_DEVICE float g2z__round_e5m2(float x) {
   return g2z__round_8(x, 21, 0x47600000, 0x38800000, 0x1p7f);
 }
 
-/* Numbers up to this magnitude are multiplied by this factor before they are rounded to e4m3: the
+/* The factor by which numbers up to `largest` are multiplied before they are rounded to e4m3: the
  * largest power of two that keeps them in range. A power of two and its inverse lose no digits.
  * Infinity or NaN gives NaN, so that every product becomes NaN. */
 static inline G2Z_HOST_DEVICE float g2z__e4m3_scale(float largest) {
@@ -5953,8 +5954,8 @@ static inline G2Z_HOST_DEVICE void g2z__decide(g2z_step_state *state, const g2z_
   if (state->skip != 1) {
     state->skipped_at_minimum = 0;
   } else if (sound) {
-    /* As in DeepSpeed, the hysteresis-th overflow halves the scale, and so does each later one
-     * until a window of good steps has passed: so a scale that is far too high falls fast. */
+    /* As in DeepSpeed: the hysteresis-th overflow halves the scale. So does each later overflow
+     * until a window of good steps has passed, so that a scale that is far too high falls fast. */
     state->good_steps = 0;
     if (!can_shrink) {
       state->skipped_at_minimum++;
@@ -6031,9 +6032,9 @@ static inline G2Z_HOST_DEVICE float g2z__adamw_element(const g2z__adamw_factors 
   return weight * factors->decay - factors->step * (m1 / root);
 }
 
-/* m and v of an element in bf16: the next smaller or larger magnitude, at random, so that the mean
- * stays. Rounded to the nearest, a change of less than half a step would always be lost. random[i]
- * is for element 4 group + i: the lower half for m, the upper half for v. */
+/* In bf16, m and v are rounded at random, to the next smaller or larger magnitude, so that the mean
+ * stays. Rounding to the nearest would always lose a change of less than half a step. random[i] is
+ * for element 4 group + i: its lower half for m, its upper half for v. */
 static inline G2Z_HOST_DEVICE void g2z__moments_random(const g2z_step_state *state, uint64_t group,
                                                        uint32_t random[4]) {
   uint32_t counter[4] = {(uint32_t)group, (uint32_t)(group >> 32), (uint32_t)state->step, 0};
@@ -6328,8 +6329,8 @@ typedef struct g2z__cpu_product {
   ptrdiff_t out_row;
   g2z_dtype dtype;             /* of out and slope */
   g2z_write mode;
-  const float *bias;           /* [N]; slope, times, residual: [M,out_row]; NULL: none */
-  float *slope;
+  const float *bias;           /* [N], or NULL */
+  float *slope;                /* [M,out_row], or NULL; so are times and residual */
   const float *times, *residual;
   const g2z_dropout *dropout;
 } g2z__cpu_product;
@@ -6420,7 +6421,7 @@ G2Z__PRIVATE void g2z__cpu_multiply(const g2z__cpu_product *p) {
 
 #define G2Z__COLUMNS 64 /* columns of a task: four cache lines of each row */
 
-/* out[C] = (or +=) the column sums of y[N,C]; x not NULL: of y * (x - mean) * rstd. */
+/* out[C] = (or +=) the column sums of y[N,C], or with x those of y * (x - mean) * rstd. */
 G2Z__PRIVATE void g2z__cpu_column_sums(g2z_dtype dtype, void *out, g2z_write mode, const void *y,
                                        const void *x, const float *mean, const float *rstd, int N,
                                        int C) {
@@ -6650,8 +6651,8 @@ G2Z__PRIVATE g2z_status g2z__cpu_layernorm_bwd(g2z_device *device, const g2z_lay
 
 /* ----- linear ----------------------------------------------------------- */
 
-/* to[n] = from[n] * scale rounded to e4m3, divided by scale again. *clamped, if not NULL, grows by
- * the number of those that became 448 or are NaN. */
+/* to[n] = from[n] * scale rounded to e4m3, divided by scale again. Adds the number of elements that
+ * became 448 or are NaN to *clamped, unless this is NULL. */
 G2Z__PRIVATE void g2z__cpu_e4m3(float *to, const float *from, size_t n, float scale,
                                 double *clamped) {
   const float most = 448 / scale; /* exact: scale is a power of two */
@@ -6872,7 +6873,7 @@ G2Z__PRIVATE float g2z__cpu_classify(g2z_dtype dtype, float *logits, int V, int3
   return (float)(log(sum) + ((double)max - (double)at_target));
 }
 
-/* logits[n,row] = h[n,C] wte[V,C]^T; the last row - V columns stay as they are. */
+/* logits = h[n,C] wte[V,C]^T. A row of logits has `row` numbers; the first V are written. */
 G2Z__PRIVATE void g2z__cpu_head_multiply(g2z_dtype dtype, float *logits, int row, const float *h,
                                          const float *wte, int n, int C, int V) {
   g2z__cpu_product p =
@@ -6919,10 +6920,10 @@ G2Z__PRIVATE void g2z__cpu_head_plain(const g2z_device *device, const g2z_head_l
   g2z__cpu_head_dh(op, device->dtype, (float *)op->dh + at, n, (const float *)op->wte);
 }
 
-/* The same with products of 8 bits for dwte and dh. dlogits are e5m2. A row's gradient is computed
- * as z * (softmax - 1 at the target), where z is different in each row. dwte takes the factor
- * gradient / z from its right operand, e4m3, which is stored in dh until dh is computed; dh is
- * multiplied by it. lost[n]: what rounding takes from a target's term in dh. */
+/* The same with products of 8 bits for dwte and dh. dlogits are z * (softmax - 1 at the target) in
+ * e5m2, where each row has its own z. So dwte's right operand, h in e4m3, is multiplied by
+ * gradient / z. It is stored in dh, which is computed last and multiplied by the same factor.
+ * lost[n]: what rounding took from a row's gradient at the target; dh gets it back. */
 G2Z__PRIVATE void g2z__cpu_head_eight(const g2z_device *device, const g2z_head_loss *op, int first,
                                       int n, float gradient, const float *wte, float *lost) {
   const int C = op->C, V = op->V;
@@ -6930,7 +6931,7 @@ G2Z__PRIVATE void g2z__cpu_head_eight(const g2z_device *device, const g2z_head_l
   G2Z__PARALLEL(30.0 * n * V)
   for (int i = 0; i < n; i++) {
     const int target = op->targets[first + i];
-    const float z = exp2f(8 + g2z__head_part(i)); /* the sum of a row's exponentials in e5m2 */
+    const float z = exp2f(8 + g2z__head_part(i)); /* so that rounding is random */
     float *row = (float *)op->logits + (size_t)i * (size_t)op->Vp;
     op->losses[first + i] = g2z__cpu_classify(G2Z_FP32, row, V, target, z);
     lost[i] = 0;
@@ -7503,7 +7504,7 @@ G2Z__PRIVATE g2z_status g2z__env_number(g2z_services *services, const char *name
   return G2Z_OK;
 }
 
-/* 1: MASTER_ADDR names this host explicitly. */
+/* Returns 1 if MASTER_ADDR is a loopback address: it names this host. */
 G2Z__PRIVATE int g2z__place_is_here(const char *address) {
   return strncmp(address, "127.", 4) == 0 || strcmp(address, "::1") == 0 ||
          strcmp(address, "localhost") == 0;
@@ -7676,7 +7677,7 @@ G2Z__PRIVATE int g2z__socket_resolve(const char *host, struct addrinfo **out) {
   return error;
 }
 
-/* -1: failed, with errno. */
+/* Creates a socket for an address, whose port it sets. -1: failed, with errno. */
 G2Z__PRIVATE int g2z__socket_at(const struct addrinfo *address, int port) {
   if (address->ai_family == AF_INET)
     ((struct sockaddr_in *)(void *)address->ai_addr)->sin_port = htons((uint16_t)port);
@@ -7719,7 +7720,8 @@ G2Z__PRIVATE int g2z__say(int socket, g2z__kind kind, const void *body) {
   return g2z__send(socket, &packet, sizeof packet.head + size);
 }
 
-/* Reads what has come of a message of fixed size. 1: all; 0: not yet; -1: lost, or no message. */
+/* Reads what has come of a message of fixed size. 1: all; 0: not yet; -1: the connection is lost,
+ * or sent no such message. */
 G2Z__PRIVATE int g2z__hear(g2z__link *link) {
   const g2z__heading *head = &link->in.head;
   for (;;) {
@@ -7776,7 +7778,7 @@ G2Z__PRIVATE int g2z__socket_connect(g2z__clock *clock, int socket, const struct
   return getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &bytes) == 0 && error == 0;
 }
 
-/* Tries to open control and then data at this address, and waits for WELCOME on each, on data until
+/* Tries to open control, and then data, at this address. Waits for WELCOME on each, on data until
  * the clock reaches `until`. *found 0: rank 0 is not there yet. If something else listens there,
  * `seen` describes it. A rank that does not fit the job gets FAULT, on control only. */
 G2Z__PRIVATE g2z_status g2z__seek(g2z_ranks *ranks, const struct addrinfo *address, int port,
@@ -7897,8 +7899,8 @@ G2Z__PRIVATE int g2z__meeting_admits(const g2z_ranks *ranks, const g2z__hello *h
   const int world = ranks->config.place.world;
   if (hello->rank == 0) return 0; /* this process is rank 0 */
   if (hello->rank < 0 || hello->rank >= world) {
-    /* Only a rank that was started for another number of ranks may have such a number. It is
-     * answered to learn why it cannot join. It listens for that on control. */
+    /* Only a rank that was started for another number of ranks may have such a number. It gets an
+     * answer, on control, so that it learns why it cannot join. */
     return hello->world != world && hello->control;
   }
   const g2z__peer *peer = &ranks->peers[hello->rank];
@@ -8054,7 +8056,7 @@ G2Z__PRIVATE g2z_status g2z__meeting_listen(g2z_ranks *ranks) {
                   strerror(error), remedy);
 }
 
-/* Fails the meeting with the first missing ranks. */
+/* Fails the meeting with a sentence that names the first missing ranks. */
 G2Z__PRIVATE void g2z__meeting_miss(g2z_ranks *ranks) {
   const g2z__meeting *meeting = &ranks->meeting;
   const int world = ranks->config.place.world;
@@ -8146,8 +8148,8 @@ G2Z__PRIVATE double g2z__watch_look(g2z_ranks *ranks) {
   return g2z__awake(&ranks->clock);
 }
 
-/* Sends a message to the other peers, whole or not at all: a writable socket can take it.
- * patience_s: total wait for sockets that are not writable. At 0 such peers miss a heartbeat. */
+/* Sends a message to the other peers. A writable socket takes all of it. patience_s: total wait for
+ * sockets that are not writable; at 0 such peers miss a heartbeat. */
 G2Z__PRIVATE void g2z__watch_tell(g2z_ranks *ranks, g2z__kind kind, const void *body,
                                   double patience_s) {
   double until = g2z__awake(&ranks->clock) + patience_s;
@@ -8164,8 +8166,8 @@ G2Z__PRIVATE void g2z__watch_alarm(int signal_number) {
 }
 
 /* Ends the process of a rank on a GPU. `sentence` goes to standard error, unless it is NULL. A
- * console that takes no output delays the end by seconds only: other threads may hold the lock of
- * stdio, so the line is written without it, and an alarm ends a write that hangs. */
+ * console that takes no output delays the end by seconds only: an alarm ends a write that hangs.
+ * Other threads may hold the lock of stdio, so the line is written without stdio. */
 G2Z__PRIVATE void g2z__watch_exit(int rank, const char *sentence) {
   struct pollfd console = {STDERR_FILENO, POLLOUT, 0};
   char line[sizeof(g2z_fault) + 32];
@@ -8269,7 +8271,8 @@ G2Z__PRIVATE const char *g2z__broken_why(int error) {
   return strerror(error);
 }
 
-/* The lead of `other` over `one` in collectives begun; if 0, in those that its device has ended. */
+/* How many collectives `other` has begun more than `one`. If they have begun the same number: how
+ * many more its device has ended. */
 G2Z__PRIVATE int64_t g2z__watch_behind(const g2z__pulse *one, const g2z__pulse *other) {
   if (one->sequence != other->sequence) return other->sequence - one->sequence;
   return (int32_t)(other->progress - one->progress);
@@ -8513,10 +8516,10 @@ G2Z_API const g2z_place *g2z_ranks_place(const g2z_ranks *ranks) { return &ranks
 
 /* ----- progress and the flight recorder ---------------------------------- */
 
-/* Sets what the watcher reads of a transport, even while the host hangs: the word that the device
- * increments when a collective ends, in memory that the host can read, or NULL; and a function that
- * returns the transport's asynchronous error without waiting, or NULL. Pass NULL for all three
- * before `word` or `user` is freed. */
+/* Sets what the watcher reads of a transport, even while the host hangs. `word`, in memory that the
+ * host can read: the device increments it when a collective ends. `trouble` returns the transport's
+ * asynchronous error, without waiting. Each may be NULL. Pass NULL for all three before `word` or
+ * `user` is freed. */
 G2Z__PRIVATE void g2z__ranks_progress(g2z_ranks *ranks, const volatile uint32_t *word,
                                       const char *(*trouble)(void *user), void *user) {
   pthread_mutex_lock(&ranks->lock);
@@ -8528,9 +8531,9 @@ G2Z__PRIVATE void g2z__ranks_progress(g2z_ranks *ranks, const volatile uint32_t 
 
 #define G2Z__ALONE_S 8 /* limit for a rank that others may wait for, although it will not come */
 
-/* Reports that this rank has failed and that no verdict carries this. Other devices may wait
- * for its device although it has begun as many collectives as they have. Sequence -1 makes it the
- * last rank, and rank 0 blames the last rank. */
+/* Reports that this rank has failed and that no verdict will tell the others. Other devices may
+ * wait for its device although it has begun as many collectives as they have. Sequence -1 makes it
+ * the last rank, and rank 0 blames the last rank. */
 G2Z__PRIVATE void g2z__ranks_alone(g2z_ranks *ranks) {
   pthread_mutex_lock(&ranks->lock);
   ranks->self.sequence = -1;
@@ -8539,7 +8542,7 @@ G2Z__PRIVATE void g2z__ranks_alone(g2z_ranks *ranks) {
   pthread_mutex_unlock(&ranks->lock);
 }
 
-/* The number of the last collective becomes `sequence`. Ranks that count alike stay in step. */
+/* Sets the number of the last collective. Ranks with the same number stay in step. */
 G2Z__PRIVATE void g2z__ranks_count(g2z_ranks *ranks, int64_t sequence) {
   pthread_mutex_lock(&ranks->lock);
   ranks->sequence = sequence;
@@ -8774,12 +8777,13 @@ G2Z__PRIVATE void g2z__ranks_part(g2z_ranks *ranks) {
   pthread_mutex_lock(&ranks->lock);
   ranks->self.limit_s = G2Z__ALONE_S;
   pthread_mutex_unlock(&ranks->lock);
-  /* If the call fails, the caller frees all the same. */
+  /* The caller frees even if the call fails. */
   (void)g2z__ranks_call(ranks, G2Z__FREE, -1, NULL, NULL, 0);
   g2z__ranks_phase(ranks, "free", step, 0);
 }
 
-/* Broadcasts rank 0's text; NULL is "". The others g2z_release their *copy; rank 0's is NULL. */
+/* Broadcasts rank 0's text; NULL is "". The other ranks g2z_release their *copy; on rank 0 it is
+ * NULL. */
 G2Z__PRIVATE g2z_status g2z__ranks_text(g2z_ranks *ranks, const char *text, char **copy) {
   if (!text) text = "";
   char *at = (char *)text; /* a broadcast does not write to rank 0's */
