@@ -8278,11 +8278,81 @@ G2Z__PRIVATE int64_t g2z__watch_behind(const g2z__pulse *one, const g2z__pulse *
   return (int32_t)(other->progress - one->progress);
 }
 
+/* Of the ranks that have not left, the one that is last in collectives. *furthest: the largest
+ * number that one of them has begun. */
+G2Z__PRIVATE const g2z__peer *g2z__watch_last(const g2z_ranks *ranks, int64_t *furthest) {
+  const g2z__peer *last = &ranks->peers[ranks->me];
+  *furthest = last->last.sequence;
+  for (int i = 0; i < ranks->peer_count; i++) {
+    const g2z__peer *peer = &ranks->peers[i];
+    if (peer->left) continue;
+    *furthest = G2Z__MAX(*furthest, peer->last.sequence);
+    if (g2z__watch_behind(&peer->last, &last->last) > 0) last = peer;
+  }
+  return last;
+}
+
+/* Blames a rank that is silent, has lost a connection, or has left early. */
+G2Z__PRIVATE void g2z__watch_connections(g2z_ranks *ranks, double now) {
+  const double silence_s = ranks->config.silence_s;
+  int64_t furthest;
+  g2z__watch_last(ranks, &furthest);
+  for (int i = 0; i < ranks->peer_count; i++) {
+    const g2z__peer *peer = &ranks->peers[i];
+    if (peer->left) continue;
+    if (i != ranks->me && silence_s > 0 && now - peer->heard > silence_s)
+      g2z__watch_blame(ranks, peer, "does not answer: its last heartbeat came %.3g s ago",
+                       now - peer->heard);
+    if (peer->last.trouble[0] && (ranks->me == 0 || i != ranks->me)) /* rank 0 tells all */
+      g2z__watch_blame(ranks, peer, "reports a failed connection between GPUs (NCCL: %s): check "
+                       "the network; NCCL_DEBUG=INFO prints details", peer->last.trouble);
+    /* A death would have been noticed within this second: both ends are alive. */
+    if (peer->broke > 0 && now - peer->broke > 1)
+      g2z__watch_blame(ranks, peer,
+                       "lost its data connection to rank 0 on %.63s (%.60s): both are alive, "
+                       "check the network", ranks->peers[0].hello.host,
+                       g2z__broken_why(peer->error));
+  }
+  for (int i = 0; i < ranks->peer_count; i++)
+    if (ranks->peers[i].left && ranks->peers[i].last.sequence < furthest)
+      g2z__watch_blame(ranks, &ranks->peers[i],
+                       "left early, while other ranks continue (see its own output)");
+}
+
+/* Blames a rank that hangs. The ranks that are last hold up the others. One of them must make
+ * progress within the longest of their limits. How long the others wait for them does not
+ * matter. */
+G2Z__PRIVATE void g2z__watch_progress(g2z_ranks *ranks, double now) {
+  int64_t furthest;
+  const g2z__peer *last = g2z__watch_last(ranks, &furthest);
+  double limit_s = 0;
+  uint64_t moves = 0;
+  int for_ever = 0;
+  for (int i = 0; i < ranks->peer_count; i++) {
+    const g2z__pulse *pulse = &ranks->peers[i].last;
+    if (ranks->peers[i].left || g2z__watch_behind(pulse, &last->last) != 0) continue;
+    moves += pulse->moves;
+    for_ever |= pulse->limit_s <= 0;
+    limit_s = G2Z__MAX(limit_s, pulse->limit_s);
+  }
+  if (g2z__watch_behind(&last->last, &ranks->low) != 0 || moves != ranks->low.moves) {
+    ranks->low = last->last;
+    ranks->low.moves = moves;
+    ranks->low_since = now;
+  }
+  if (for_ever || now - ranks->low_since <= limit_s) return;
+  if (last->last.sequence < 0)
+    g2z__watch_blame(ranks, last, "failed, and does not end: its device may hang");
+  else
+    g2z__watch_blame(ranks, last,
+                     "hangs: no progress for %.3g s, at collective %" PRId64 " of %" PRId64,
+                     now - ranks->low_since, last->last.sequence, furthest);
+}
+
 /* The watcher's thread. It reads the clock before and after each wait, and judges the ranks only
  * then: while this process was suspended, their silence must not count. */
 G2Z__PRIVATE void *g2z__watch(void *user) {
   g2z_ranks *ranks = (g2z_ranks *)user;
-  const double silence_s = ranks->config.silence_s;
   double now = g2z__watch_look(ranks), next = now;
   for (int i = 0; i < ranks->peer_count; i++) ranks->peers[i].heard = now;
   while (!ranks->lost && !ranks->parting) {
@@ -8294,58 +8364,8 @@ G2Z__PRIVATE void *g2z__watch(void *user) {
     g2z__watch_poll(ranks, G2Z__MIN(next - now, 0.25));
     now = g2z__watch_look(ranks);
     if (ranks->lost || ranks->parting) break;
-
-    /* Deadlines. */
-    const g2z__peer *last = &ranks->peers[ranks->me];
-    int64_t furthest = last->last.sequence;
-    for (int i = 0; i < ranks->peer_count; i++) {
-      const g2z__peer *peer = &ranks->peers[i];
-      if (peer->left) continue;
-      if (peer->last.sequence > furthest) furthest = peer->last.sequence;
-      if (g2z__watch_behind(&peer->last, &last->last) > 0) last = peer;
-      if (i != ranks->me && silence_s > 0 && now - peer->heard > silence_s)
-        g2z__watch_blame(ranks, peer, "does not answer: its last heartbeat came %.3g s ago",
-                         now - peer->heard);
-      if (peer->last.trouble[0] && (ranks->me == 0 || i != ranks->me)) /* rank 0 tells all */
-        g2z__watch_blame(ranks, peer, "reports a failed connection between GPUs (NCCL: %s): check "
-                         "the network; NCCL_DEBUG=INFO prints details", peer->last.trouble);
-      /* A death would have been noticed within this second: both ends are alive. */
-      if (peer->broke > 0 && now - peer->broke > 1)
-        g2z__watch_blame(ranks, peer,
-                         "lost its data connection to rank 0 on %.63s (%.60s): both are alive, "
-                         "check the network", ranks->peers[0].hello.host,
-                         g2z__broken_why(peer->error));
-    }
-    for (int i = 0; i < ranks->peer_count; i++)
-      if (ranks->peers[i].left && ranks->peers[i].last.sequence < furthest)
-        g2z__watch_blame(ranks, &ranks->peers[i],
-                         "left early, while other ranks continue (see its own output)");
-    if (ranks->me && !ranks->peers[0].left) continue;
-
-    /* The ranks that are last hold up the others. One of them must make progress within the longest
-     * of their limits. How long the others wait for them does not matter. */
-    double limit_s = 0;
-    uint64_t moves = 0;
-    int for_ever = 0;
-    for (int i = 0; i < ranks->peer_count; i++) {
-      const g2z__pulse *pulse = &ranks->peers[i].last;
-      if (ranks->peers[i].left || g2z__watch_behind(pulse, &last->last) != 0) continue;
-      moves += pulse->moves;
-      for_ever |= pulse->limit_s <= 0;
-      if (pulse->limit_s > limit_s) limit_s = pulse->limit_s;
-    }
-    if (g2z__watch_behind(&last->last, &ranks->low) != 0 || moves != ranks->low.moves) {
-      ranks->low = last->last;
-      ranks->low.moves = moves;
-      ranks->low_since = now;
-    }
-    if (for_ever || now - ranks->low_since <= limit_s) continue;
-    if (last->last.sequence < 0)
-      g2z__watch_blame(ranks, last, "failed, and does not end: its device may hang");
-    else
-      g2z__watch_blame(ranks, last,
-                       "hangs: no progress for %.3g s, at collective %" PRId64 " of %" PRId64,
-                       now - ranks->low_since, last->last.sequence, furthest);
+    g2z__watch_connections(ranks, now);
+    if (ranks->me == 0 || ranks->peers[0].left) g2z__watch_progress(ranks, now);
   }
   if (!ranks->parting) return NULL;
 
@@ -8392,6 +8412,47 @@ G2Z__PRIVATE void g2z__ranks_phase(g2z_ranks *ranks, const char *phase, int64_t 
   pthread_mutex_unlock(&ranks->lock);
 }
 
+/* Fills this rank's HELLO. */
+G2Z__PRIVATE void g2z__ranks_introduce(g2z_ranks *ranks) {
+  const g2z_ranks_config *config = &ranks->config;
+  g2z__hello *hello = &ranks->peers[ranks->me].hello;
+  struct utsname name;
+  struct timespec now;
+  const char *host = "unknown";
+  if (uname(&name) == 0 && name.nodename[0]) host = name.nodename;
+  clock_gettime(CLOCK_REALTIME, &now);
+  const int64_t process[3] = {getpid(), now.tv_sec, now.tv_nsec};
+  hello->process = g2z__hash(g2z__hash(G2Z__HASH, process, sizeof process), host, strlen(host));
+  hello->build_hash = g2z__hash(G2Z__HASH, config->build, strlen(config->build));
+  hello->rank = config->place.rank;
+  hello->world = config->place.world;
+  snprintf(hello->host, sizeof hello->host, "%.63s", host);
+  snprintf(hello->device, sizeof hello->device, "%s", config->device);
+  snprintf(hello->build, sizeof hello->build, "%s", config->build);
+  memcpy(hello->token, ranks->tokens[0], sizeof hello->token);
+}
+
+/* Starts the watcher. Each limit is at least five heartbeats long. */
+G2Z__PRIVATE g2z_status g2z__watch_start(g2z_ranks *ranks) {
+  const double silence_s = ranks->config.silence_s, hang_s = ranks->config.hang_s;
+  int pair[2];
+  ranks->beat_s = 1;
+  if (silence_s > 0 && silence_s < 5) ranks->beat_s = silence_s / 5;
+  if (hang_s > 0 && hang_s < 5 * ranks->beat_s) ranks->beat_s = hang_s / 5;
+  g2z__clock_start(&ranks->clock, 2 * ranks->beat_s);
+  if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) != 0)
+    return g2z_fail(ranks->services, G2Z_IO, "cannot create the watcher's sockets: %s",
+                    strerror(errno));
+  for (int i = 0; i < 2; i++) g2z__socket_prepare(pair[i]);
+  ranks->peers[ranks->me].control.socket = pair[0];
+  ranks->wake = pair[1];
+  int error = g2z__thread_start(&ranks->watcher, g2z__watch, ranks);
+  ranks->watched = error == 0;
+  if (!error) return G2Z_OK;
+  return g2z_fail(ranks->services, G2Z_NO_MEMORY, "cannot start the watcher's thread: %s",
+                  strerror(error));
+}
+
 G2Z__PRIVATE g2z_status g2z__ranks_meet(g2z_ranks *ranks) {
   const g2z_ranks_config *config = &ranks->config;
   const g2z_place *place = &config->place;
@@ -8424,24 +8485,7 @@ G2Z__PRIVATE g2z_status g2z__ranks_meet(g2z_ranks *ranks) {
     const uint32_t counter[4] = {zero, 0, 0, 0};
     g2z_philox(key, G2Z_RANDOM_MEMBER, counter, ranks->tokens[zero]);
   }
-
-  /* This rank's HELLO. */
-  g2z__hello *hello = &ranks->peers[ranks->me].hello;
-  struct utsname name;
-  struct timespec now;
-  const char *host = "unknown";
-  if (uname(&name) == 0 && name.nodename[0]) host = name.nodename;
-  clock_gettime(CLOCK_REALTIME, &now);
-  const int64_t process[3] = {getpid(), now.tv_sec, now.tv_nsec};
-  hello->process = g2z__hash(g2z__hash(G2Z__HASH, process, sizeof process), host, strlen(host));
-  hello->build_hash = g2z__hash(G2Z__HASH, config->build, strlen(config->build));
-  hello->rank = place->rank;
-  hello->world = place->world;
-  snprintf(hello->host, sizeof hello->host, "%.63s", host);
-  snprintf(hello->device, sizeof hello->device, "%s", config->device);
-  snprintf(hello->build, sizeof hello->build, "%s", config->build);
-  memcpy(hello->token, ranks->tokens[0], sizeof hello->token);
-
+  g2z__ranks_introduce(ranks);
   g2z__clock_start(&ranks->clock, config->join_s / 4);
   if (place->rank == 0) G2Z_TRY(g2z__meet_all(ranks));
   else G2Z_TRY(g2z__meet_zero(ranks));
@@ -8450,24 +8494,7 @@ G2Z__PRIVATE g2z_status g2z__ranks_meet(g2z_ranks *ranks) {
     int one = ranks->peers[i].data.socket;
     if (one >= 0) fcntl(one, F_SETFL, fcntl(one, F_GETFL) & ~O_NONBLOCK);
   }
-
-  /* Start the watcher. Each limit is at least five heartbeats long. */
-  const double silence_s = config->silence_s, hang_s = config->hang_s;
-  int pair[2];
-  ranks->beat_s = 1;
-  if (silence_s > 0 && silence_s < 5) ranks->beat_s = silence_s / 5;
-  if (hang_s > 0 && hang_s < 5 * ranks->beat_s) ranks->beat_s = hang_s / 5;
-  g2z__clock_start(&ranks->clock, 2 * ranks->beat_s);
-  if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) != 0)
-    return g2z_fail(services, G2Z_IO, "cannot create the watcher's sockets: %s", strerror(errno));
-  for (int i = 0; i < 2; i++) g2z__socket_prepare(pair[i]);
-  ranks->peers[ranks->me].control.socket = pair[0];
-  ranks->wake = pair[1];
-  int error = g2z__thread_start(&ranks->watcher, g2z__watch, ranks);
-  ranks->watched = error == 0;
-  if (!error) return G2Z_OK;
-  return g2z_fail(services, G2Z_NO_MEMORY, "cannot start the watcher's thread: %s",
-                  strerror(error));
+  return g2z__watch_start(ranks);
 }
 
 /* Sends a goodbye, so that the others do not report a death. NULL is fine. */
