@@ -257,7 +257,8 @@ typedef struct g2z_services {
 } g2z_services;
 
 /* Text quoted from a file, an argument or another rank must not steer a terminal. Replaces control
- * characters by '?', in place; also U+0080 to U+009F, since U+009B acts like ESC [. Returns `text`. */
+ * characters by '?', in place; also U+0080 to U+009F, since U+009B acts like ESC [. Returns
+ * `text`. */
 G2Z_API char *g2z_tame(char *text);
 /* Stores the sentence of a failure, tamed, and returns its status. */
 G2Z_API g2z_status g2z_fail(g2z_services *services, g2z_status status, const char *format, ...)
