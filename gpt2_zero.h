@@ -1180,13 +1180,14 @@ typedef struct g2z_graph g2z_graph;
 
 typedef struct g2z_device g2z_device;
 
-/* Parameters of drawing a token from logits. */
+/* How to draw tokens from logits. */
 typedef struct g2z_sampling {
   float temperature;   /* 0: always the likeliest token */
   int top_k;           /* 0: all; else the k likeliest tokens, and tokens as likely as the k-th */
   float top_p;         /* 1: all; else the likeliest tokens, as few as together have this
                         * probability, and tokens as likely as the last of them */
   uint64_t seed;
+  int stop;            /* g2z_model_generate: the token that ends a sequence; -1: none does */
 } g2z_sampling;
 
 /* Bytes of a row of n 8-bit numbers. */
@@ -1977,20 +1978,20 @@ G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *trainer, g2z_loader *loader
                                         void (*progress)(void *user, double share), void *user,
                                         double *loss);
 
-G2Z_API g2z_sampling g2z_sampling_default(void); /* temperature 1, no limits, seed 1 */
+G2Z_API g2z_sampling g2z_sampling_default(void); /* temperature 1, no limits, seed 1, no stop */
 /* Refuses a value that g2z_model_generate would refuse. */
 G2Z_API g2z_status g2z_sampling_check(g2z_services *services, const g2z_sampling *sampling);
 /* Called with each token as it is drawn; a result other than 0 ends the sequence after it. */
 typedef int (*g2z_each_token)(void *user, int sequence, int32_t token);
 /* Continues `count` sequences together, each with a key-value cache. Row i of ids[count][capacity]
  * holds lengths[i] tokens; the call appends tokens and adds their number to lengths[i]. A sequence
- * ends after `stop` (-1: none) or when its row is full. Sequence i draws the random numbers of a
+ * ends after sampling->stop, or when its row is full. Sequence i draws the random numbers of a
  * call for it alone with seed sampling->seed + i. A text longer than config.context continues from
  * its last half context. each may be NULL. The cache takes 3 C values per layer and token of all
  * sequences; all other memory is for one sequence. A trainer's model has no cache: it computes the
  * whole text again for each token. */
 G2Z_API g2z_status g2z_model_generate(g2z_model *model, int count, int32_t *ids, size_t capacity,
-                                      size_t *lengths, const g2z_sampling *sampling, int stop,
+                                      size_t *lengths, const g2z_sampling *sampling,
                                       g2z_each_token each, void *user);
 
 /* ===== >>d16 checkpoints =================================================
@@ -10955,6 +10956,7 @@ G2Z_API g2z_sampling g2z_sampling_default(void) {
   sampling.top_k = 0;
   sampling.top_p = 1.0f;
   sampling.seed = 1;
+  sampling.stop = -1;
   return sampling;
 }
 
@@ -11304,7 +11306,7 @@ G2Z_API g2z_status g2z_trainer_validate(g2z_trainer *t, g2z_loader *loader, int6
 typedef struct g2z__continued {
   g2z_model *model;
   const g2z_sampling *sampling;
-  int count, window, stop;
+  int count, window;
   int32_t *ids;                /* [count][capacity] */
   size_t capacity, *lengths;
   int32_t *next, *positions;   /* [count]: the last token drawn, and its place in the window */
@@ -11384,7 +11386,7 @@ G2Z__PRIVATE g2z_status g2z__continue(g2z__continued *g, g2z_each_token each, vo
       const int32_t id = g->ids[(size_t)i * g->capacity + g->lengths[i]++] = g->next[i];
       g->drawn[i]++;
       int ended = each && each(user, i, id);
-      g->going[i] = !ended && id != g->stop && g->lengths[i] < g->capacity;
+      g->going[i] = !ended && id != g->sampling->stop && g->lengths[i] < g->capacity;
       going |= g->going[i];
       ahead |= cached && g->going[i] && g->positions[i] < g->window;
     }
@@ -11407,7 +11409,7 @@ G2Z__PRIVATE g2z_status g2z__continue(g2z__continued *g, g2z_each_token each, vo
 }
 
 G2Z_API g2z_status g2z_model_generate(g2z_model *m, int count, int32_t *ids, size_t capacity,
-                                      size_t *lengths, const g2z_sampling *sampling, int stop,
+                                      size_t *lengths, const g2z_sampling *sampling,
                                       g2z_each_token each, void *user) {
   const size_t V = (size_t)m->config.vocab;
   g2z_device *dev = m->device;
@@ -11426,7 +11428,6 @@ G2Z_API g2z_status g2z_model_generate(g2z_model *m, int count, int32_t *ids, siz
   g.model = m;
   g.sampling = sampling;
   g.count = count;
-  g.stop = stop;
   g.ids = ids;
   g.capacity = capacity;
   g.lengths = lengths;

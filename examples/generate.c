@@ -45,9 +45,11 @@ int main(int argc, char **argv) {
   size_t room = text.count + more;
   if (status == G2Z_OK) status = g2z_tokens_reserve(&services, &text, room);
   if (status == G2Z_OK) printf("%s", argv[3]);
-  if (status == G2Z_OK)
-    status = g2z_model_generate(model, 1, text.ids, room, &text.count, &sampling,
-                                g2z_tokenizer_eot(tokenizer), print_token, tokenizer);
+  if (status == G2Z_OK) {
+    sampling.stop = g2z_tokenizer_eot(tokenizer);
+    status = g2z_model_generate(model, 1, text.ids, room, &text.count, &sampling, print_token,
+                                tokenizer);
+  }
   puts("");
   if (status != G2Z_OK) fprintf(stderr, "generate: %s\n", services.error);
   g2z_tokens_free(&text);

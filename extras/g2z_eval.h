@@ -773,12 +773,14 @@ G2Z_API g2z_status g2z_write_text(g2z_model *model, const g2z_tokenizer *tokeniz
   g2z_encoder *encoder;
   g2z_tokens ids;
   g2ze_writer w;
+  g2z_sampling until_eot = *sampling;
   memset(&ids, 0, sizeof ids);
   memset(&w, 0, sizeof w);
   w.tokenizer = tokenizer;
   w.put = put;
   w.user = user;
   G2Z_TRY(g2ze_check_tokenizer(model->services, &model->config, tokenizer));
+  until_eot.stop = g2z_tokenizer_eot(tokenizer);
   g2ze_put(&w, (const unsigned char *)prompt, strlen(prompt), 1);
   if (!*prompt) prompt = "<|endoftext|>";
   G2Z_TRY(g2z_encoder_create(model->services, tokenizer, &encoder));
@@ -787,8 +789,7 @@ G2Z_API g2z_status g2z_write_text(g2z_model *model, const g2z_tokenizer *tokeniz
   const size_t room = ids.count + (size_t)tokens;
   if (status == G2Z_OK) status = g2z_tokens_reserve(model->services, &ids, room);
   if (status == G2Z_OK && !w.ended)
-    status = g2z_model_generate(model, 1, ids.ids, room, &ids.count, sampling,
-                                g2z_tokenizer_eot(tokenizer), g2ze_each, &w);
+    status = g2z_model_generate(model, 1, ids.ids, room, &ids.count, &until_eot, g2ze_each, &w);
   g2ze_put(&w, NULL, 0, 1);
   g2z_tokens_free(&ids);
   return status;

@@ -597,8 +597,8 @@ static void test_eval_writes(g2z_test *t) {
   const g2z_tokens begin = test_bpe_encode(t, tokenizer, prompt, strlen(prompt), 0);
   size_t count = begin.count;
   memcpy(ids, begin.ids, count * sizeof *ids);
-  CHECK_OK(t, g2z_model_generate(model, 1, ids, count + TOKENS, &count, &sampling,
-                                 g2z_tokenizer_eot(tokenizer), NULL, NULL));
+  sampling.stop = g2z_tokenizer_eot(tokenizer);
+  CHECK_OK(t, g2z_model_generate(model, 1, ids, count + TOKENS, &count, &sampling, NULL, NULL));
   if (ids[count - 1] == g2z_tokenizer_eot(tokenizer)) count--;
   CHECK(t, count > begin.count + 50);
   CHECK_OK(t, g2z_decode(&t->services, tokenizer, ids + begin.count, count - begin.count, &text,

@@ -99,7 +99,7 @@ static void test_model_cache(g2z_test *t) {
         memcpy(ids[again][i] + k * room, x + k * T, lengths[k] * sizeof *x);
       }
       CHECK_OK(t, g2z_model_generate(model, count, ids[again][i], (size_t)room, lengths, &sampling,
-                                     -1, NULL, NULL));
+                                     NULL, NULL));
       if (i || again) continue;
       size_t cache = L * (size_t)(count * room) * 3 * C;
       rest = MANY * (18 * C + 10 + 2 * (size_t)plan->vocab_padded);
@@ -187,12 +187,12 @@ static void test_model_generates(g2z_test *t) {
       sampling.seed = 7 + (uint64_t)i;
       /* A trainer's model has no cache: each token comes from the whole text before it. */
       CHECK_OK(t, g2z_model_generate(&trainer->model, 1, plain[i], MOST, &lengths[i], &sampling,
-                                     -1, NULL, NULL));
+                                     NULL, NULL));
       lengths[i] = begins[i];
     }
     sampling.seed = 7;
     inuse_heard heard = {0, {0, 0, 0}, 0};
-    CHECK_OK(t, g2z_model_generate(model, 3, cached[0], MOST, lengths, &sampling, -1, inuse_hear,
+    CHECK_OK(t, g2z_model_generate(model, 3, cached[0], MOST, lengths, &sampling, inuse_hear,
                                    &heard));
     CHECK(t, memcmp(plain, cached, sizeof plain) == 0);
     CHECK(t, heard.count == 3 * MOST - 40 && heard.last[2] == plain[2][MOST - 1]);
@@ -200,14 +200,16 @@ static void test_model_generates(g2z_test *t) {
     memcpy(cached[1], x + 11, sizeof cached[1]); /* alone, until a stop token */
     lengths[0] = begins[1];
     sampling.seed = 8;
-    int stop = plain[1][20];
+    sampling.stop = plain[1][20];
     size_t end = begins[1];
-    while (plain[1][end] != stop) end++;
-    CHECK_OK(t, g2z_model_generate(model, 1, cached[1], MOST, lengths, &sampling, stop, NULL,
-                                   NULL));
+    while (plain[1][end] != sampling.stop) end++;
+    CHECK_OK(t, g2z_model_generate(model, 1, cached[1], MOST, lengths, &sampling, NULL, NULL));
+    sampling.stop = -1;
     CHECK(t, lengths[0] == end + 1 && memcmp(plain[1], cached[1], (end + 1) * 4) == 0);
-    heard.count = 0, heard.stop_after = 3, lengths[0] = begins[1];
-    CHECK_OK(t, g2z_model_generate(model, 1, cached[1], MOST, lengths, &sampling, -1, inuse_hear,
+    heard.count = 0;
+    heard.stop_after = 3;
+    lengths[0] = begins[1];
+    CHECK_OK(t, g2z_model_generate(model, 1, cached[1], MOST, lengths, &sampling, inuse_hear,
                                    &heard));
     CHECK(t, lengths[0] == begins[1] + 3);
   }
@@ -227,7 +229,7 @@ static void test_model_generates(g2z_test *t) {
                                   large));
   model = inuse_of(t, trainer, G2Z_FP16);
   size_t length = 3;
-  CHECK_STATUS(t, g2z_model_generate(model, 1, cached[0], MOST, &length, &sampling, -1, NULL, NULL),
+  CHECK_STATUS(t, g2z_model_generate(model, 1, cached[0], MOST, &length, &sampling, NULL, NULL),
                G2Z_DIVERGED, &t->services, "does not fit dtype fp16; take dtype bf16 or fp32");
   CHECK(t, length == 3);
 }
@@ -243,9 +245,9 @@ static void test_model_context(g2z_test *t) {
   g2z_model *model = inuse_of(t, trainer, G2Z_FP32);
   g2z_sampling sampling = g2z_sampling_default();
   test_tokens(ids[0], 2 * MOST, V, 5);
-  CHECK_OK(t, g2z_model_generate(model, 2, ids[0], MOST, lengths, &sampling, -1, NULL, NULL));
+  CHECK_OK(t, g2z_model_generate(model, 2, ids[0], MOST, lengths, &sampling, NULL, NULL));
   CHECK(t, lengths[0] == MOST && lengths[1] == MOST);
-  CHECK_OK(t, g2z_model_generate(model, 2, ids[0], MOST, lengths, &sampling, -1, NULL, NULL));
+  CHECK_OK(t, g2z_model_generate(model, 2, ids[0], MOST, lengths, &sampling, NULL, NULL));
   CHECK(t, lengths[0] == MOST && lengths[1] == MOST); /* nothing to add */
   /* By hand: the window in which the sequence drew each token, alone and next to a longer one. */
   CHECK_OK(t, g2z_device_create(&t->services, G2Z_DEVICE_CPU, G2Z_FP32, G2Z_FP32, &right));
@@ -260,8 +262,7 @@ static void test_model_context(g2z_test *t) {
   CHECK(t, memcmp(ids[0], want, sizeof want) == 0);
   lengths[0] = 3; /* a trainer's model, without a cache */
   memcpy(ids[1], want, 3 * sizeof *want);
-  CHECK_OK(t, g2z_model_generate(&trainer->model, 1, ids[1], MOST, lengths, &sampling, -1, NULL,
-                                 NULL));
+  CHECK_OK(t, g2z_model_generate(&trainer->model, 1, ids[1], MOST, lengths, &sampling, NULL, NULL));
   CHECK(t, memcmp(ids[1], want, sizeof want) == 0);
   /* A prompt as long as the context is read completely. A longer one is cut. */
   for (int given = CONTEXT - 1; given <= CONTEXT + 1; given++) {
@@ -270,18 +271,18 @@ static void test_model_context(g2z_test *t) {
     size_t length = (size_t)given;
     kept = given > CONTEXT ? CONTEXT / 2 + 1 : given;
     memcpy(ids[0], want, sizeof want);
-    CHECK_OK(t, g2z_model_generate(model, 1, ids[0], MOST, &length, &likeliest, -1, NULL, NULL));
+    CHECK_OK(t, g2z_model_generate(model, 1, ids[0], MOST, &length, &likeliest, NULL, NULL));
     inuse_last_logits(t, trainer, want + given - kept, kept, logits);
     CHECK(t, ids[0][given] == test_draws(t, right, logits, V, &likeliest, 0));
   }
-  CHECK_BAD(t, g2z_model_generate(model, 65536, NULL, MOST, NULL, &sampling, -1, NULL, NULL),
+  CHECK_BAD(t, g2z_model_generate(model, 65536, NULL, MOST, NULL, &sampling, NULL, NULL),
             "count=65536 must lie between 1 and 65535"); /* CUDA's limit for a grid */
   lengths[0] = 0;
-  CHECK_BAD(t, g2z_model_generate(model, 1, ids[0], MOST, lengths, &sampling, -1, NULL, NULL),
+  CHECK_BAD(t, g2z_model_generate(model, 1, ids[0], MOST, lengths, &sampling, NULL, NULL),
             "begin with the end-of-text token");
   sampling.top_p = 0;
   lengths[0] = 3;
-  CHECK_BAD(t, g2z_model_generate(model, 1, ids[0], MOST, lengths, &sampling, -1, NULL, NULL),
+  CHECK_BAD(t, g2z_model_generate(model, 1, ids[0], MOST, lengths, &sampling, NULL, NULL),
             "top_p=0");
   g2z_device_free(right);
 }
@@ -297,7 +298,7 @@ static g2z_status inuse_life(g2z_test *t) {
   g2z_status status = inuse_open_on(t, G2Z_DEVICE_CPU, "golden/tiny", G2Z_FP16, &model);
   if (status == G2Z_OK) status = g2z_model_score(model, ids, y, 1, 20, NULL, &mean);
   if (status == G2Z_OK)
-    status = g2z_model_generate(model, 1, ids, 20, &length, &sampling, -1, NULL, NULL);
+    status = g2z_model_generate(model, 1, ids, 20, &length, &sampling, NULL, NULL);
   test_end(t, before);
   return status;
 }
@@ -441,8 +442,7 @@ static void test_cuda_model(g2z_test *t) {
       memcpy(ids[gpu][i], x + i * T, sizeof ids[gpu][i]);
     }
     if (model)
-      CHECK_OK(t, g2z_model_generate(model, 3, ids[gpu][0], MOST, lengths, &sampling, -1, NULL,
-                                     NULL));
+      CHECK_OK(t, g2z_model_generate(model, 3, ids[gpu][0], MOST, lengths, &sampling, NULL, NULL));
   }
   CHECK(t, memcmp(ids[0], ids[1], sizeof ids[0]) == 0);
 }
@@ -474,7 +474,7 @@ static void inuse_generated(g2z_test *t, g2z_model *gpu, g2z_model *cpu, const i
     memcpy(ids + i * ROOM, text + i * SHAPES_CONTEXT, SHAPES_CONTEXT * sizeof *ids);
     lengths[i] = prompts[i];
   }
-  CHECK_OK(t, g2z_model_generate(gpu, count, ids, ROOM, lengths, &likeliest, -1, NULL, NULL));
+  CHECK_OK(t, g2z_model_generate(gpu, count, ids, ROOM, lengths, &likeliest, NULL, NULL));
   float *logits = (float *)test_memory(t, SHAPES_CONTEXT * V * sizeof *logits);
   for (int i = 0; i < count; i++) {
     CHECK(t, lengths[i] == ROOM);

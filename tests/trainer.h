@@ -832,7 +832,7 @@ static g2z_status memory_generate(memory_scene *scene, int size, double *out) {
   const g2z_sampling sampling = g2z_sampling_default();
   const int count = 1 + 2 * size;
   g2z_status status = g2z_model_generate(scene->model, count, ids[0], MEMORY_T, lengths, &sampling,
-                                         -1, NULL, NULL);
+                                         NULL, NULL);
   *out = 0;
   for (int i = 0; i < count; i++)
     for (int k = 0; k < MEMORY_T; k++) *out = fmod(*out * 67 + ids[i][k], 1e9 + 7);
@@ -1362,7 +1362,7 @@ static g2z_status short_generate(g2z_trainer *trainer, const char *directory) {
   size_t length = 1;
   const g2z_sampling sampling = g2z_sampling_default();
   (void)directory;
-  return g2z_model_generate(&trainer->model, 1, ids, 8, &length, &sampling, -1, NULL, NULL);
+  return g2z_model_generate(&trainer->model, 1, ids, 8, &length, &sampling, NULL, NULL);
 }
 static const struct {
   const char *name;
