@@ -1267,12 +1267,13 @@ g2z_k_embed_rank(int32_t *sorted, int32_t *order, const int32_t *tokens, int N) 
   order[rank] = i;
 }
 
-/* Scratch of embed_bwd: CUB's, three lists [N], two buffers [chunks,C]. */
+/* Scratch of embed_bwd and embed_add. */
 typedef struct g2z__embed_scratch {
   void *cub;
   size_t cub_bytes;
-  int32_t *count, *sorted, *order;
-  float *heads, *tails;
+  int32_t *count, *sorted, *order; /* [N] */
+  float *heads, *tails;            /* [chunks,C] */
+  int run_rows;                    /* tokens per chunk */
 } g2z__embed_scratch;
 
 static g2z_status g2z__embed_sort(g2z_device *device, g2z__embed_scratch *scratch,
@@ -1298,7 +1299,8 @@ static g2z_status g2z__embed_sort(g2z_device *device, g2z__embed_scratch *scratc
 template <typename A, typename D, g2z__drop DROP>
 static g2z_status g2z__embed_runs(g2z_device *device, D *dwte, const g2z__row_parts *parts,
                                   const g2z__embed_scratch *scratch, const A *dout,
-                                  g2z_dropout dropout, int N, int C, int run_rows) {
+                                  g2z_dropout dropout, int N, int C) {
+  const int run_rows = scratch->run_rows;
   unsigned packs = (unsigned)g2z__blocks((size_t)(C / g2z__lanes<A>), 32);
   unsigned chunks = (unsigned)g2z__blocks((size_t)N, 8 * (size_t)run_rows);
   dim3 runs(chunks, packs, (unsigned)parts->count);
@@ -1312,43 +1314,40 @@ static g2z_status g2z__embed_runs(g2z_device *device, D *dwte, const g2z__row_pa
 }
 
 template <typename A, typename G, g2z__drop DROP>
-static g2z_status g2z__embed_bwd(g2z_device *device, float *dwte, G *dwpe, const A *dout,
-                                 const int32_t *tokens, g2z_write mode, g2z_dropout dropout, int B,
-                                 int T, int C) {
-  int N = B * T, packs = C / g2z__lanes<A>, run_rows = g2z__run_rows(device, N, packs);
+static g2z_status g2z__embed_bwd(g2z_device *device, const g2z_embed_bwd *op) {
+  const int T = op->T, C = op->C, N = op->B * T, packs = C / g2z__lanes<A>;
   const g2z__row_parts whole = {{{0, SIZE_MAX, 0}}, 1};
+  const A *dout = (const A *)op->dout;
   g2z__embed_scratch scratch;
   memset(&scratch, 0, sizeof scratch);
   G2Z_TRY(g2z__launch(device, "g2z_k_embed_bwd_wpe", g2z_k_embed_bwd_wpe<A, G, DROP>,
-                      (unsigned)g2z__blocks((size_t)T * (size_t)packs, 128), 128, 0, dwpe, dout,
-                      dropout, mode, B, T, C));
-  if (!dwte) return G2Z_OK;
-  G2Z_TRY(g2z__embed_sort(device, &scratch, tokens, N)); /* only sets cub_bytes */
+                      (unsigned)g2z__blocks((size_t)T * (size_t)packs, 128), 128, 0,
+                      (G *)op->dwpe, dout, op->dropout, op->mode, op->B, T, C));
+  if (!op->dwte) return G2Z_OK;
+  scratch.run_rows = g2z__run_rows(device, N, packs);
+  G2Z_TRY(g2z__embed_sort(device, &scratch, op->tokens, N)); /* only sets cub_bytes */
   size_t list = g2z__align((size_t)N * sizeof(int32_t)), cub_bytes = g2z__align(scratch.cub_bytes);
-  size_t chunks = g2z__blocks((size_t)N, (size_t)run_rows);
+  size_t chunks = g2z__blocks((size_t)N, (size_t)scratch.run_rows);
   size_t buffer = g2z__align(chunks * (size_t)C * sizeof(float));
   void *memory;
   G2Z_TRY(g2z__scratch(device, cub_bytes + 3 * list + 2 * buffer, &memory));
-  char *at = (char *)memory;
-  scratch.cub = at, at += cub_bytes;
-  scratch.count = (int32_t *)at, at += list;
-  scratch.sorted = (int32_t *)at, at += list;
-  scratch.order = (int32_t *)at, at += list;
-  scratch.heads = (float *)at, at += buffer;
-  scratch.tails = (float *)at;
-  G2Z_TRY(g2z__embed_sort(device, &scratch, tokens, N));
-  return g2z__embed_runs<A, float, DROP>(device, dwte, &whole, &scratch, dout, dropout, N, C,
-                                         run_rows);
+  char *lists = (char *)memory + cub_bytes, *buffers = lists + 3 * list;
+  scratch.cub = memory;
+  scratch.count = (int32_t *)lists;
+  scratch.sorted = (int32_t *)(lists + list);
+  scratch.order = (int32_t *)(lists + 2 * list);
+  scratch.heads = (float *)buffers;
+  scratch.tails = (float *)(buffers + buffer);
+  G2Z_TRY(g2z__embed_sort(device, &scratch, op->tokens, N));
+  return g2z__embed_runs<A, float, DROP>(device, op->dwte, &whole, &scratch, dout, op->dropout, N,
+                                         C);
 }
 
 template <typename A, typename G>
 static g2z_status g2z_cuda_embed_bwd(g2z_device *device, const g2z_embed_bwd *op) {
-  const int B = op->B, T = op->T, C = op->C;
   G2Z_ASSERT(g2z__embed_bwd_whole(op));
-  auto launch = g2z__embed_bwd<A, G, G2Z__DROP_OFF>;
-  if (g2z__dropout_on(&op->dropout)) launch = g2z__embed_bwd<A, G, G2Z__DROP_ON>;
-  return launch(device, op->dwte, (G *)op->dwpe, (const A *)op->dout, op->tokens, op->mode,
-                op->dropout, B, T, C);
+  if (g2z__dropout_on(&op->dropout)) return g2z__embed_bwd<A, G, G2Z__DROP_ON>(device, op);
+  return g2z__embed_bwd<A, G, G2Z__DROP_OFF>(device, op);
 }
 
 static g2z_status g2z_cuda_embed_order(g2z_device *device, int32_t *order, const int32_t *tokens,
@@ -1370,12 +1369,13 @@ template <typename A, typename G>
 static g2z_status g2z_cuda_embed_add(g2z_device *device, const g2z_embed_add *op) {
   const int N = op->N, C = op->C;
   G2Z_ASSERT(g2z__embed_add_whole(op));
-  int run_rows = g2z__run_rows(device, N, C / g2z__lanes<A>);
-  size_t buffer = g2z__align(g2z__blocks((size_t)N, (size_t)run_rows) * (size_t)C * sizeof(float));
   g2z__embed_scratch scratch;
   void *memory;
   if (op->count == 0) return G2Z_OK;
   memset(&scratch, 0, sizeof scratch);
+  scratch.run_rows = g2z__run_rows(device, N, C / g2z__lanes<A>);
+  size_t chunks = g2z__blocks((size_t)N, (size_t)scratch.run_rows);
+  size_t buffer = g2z__align(chunks * (size_t)C * sizeof(float));
   G2Z_TRY(g2z__scratch(device, 2 * buffer, &memory));
   scratch.heads = (float *)memory;
   scratch.tails = (float *)((char *)memory + buffer);
@@ -1383,11 +1383,10 @@ static g2z_status g2z_cuda_embed_add(g2z_device *device, const g2z_embed_add *op
   scratch.order = (int32_t *)op->order + N;
   for (int first = 0; first < op->count; first += G2Z__ROW_PARTS) {
     g2z__row_parts some;
-    some.count = op->count - first < G2Z__ROW_PARTS ? op->count - first : G2Z__ROW_PARTS;
+    some.count = min(op->count - first, G2Z__ROW_PARTS);
     memcpy(some.part, op->parts + first, (size_t)some.count * sizeof *op->parts);
     G2Z_TRY((g2z__embed_runs<A, G, G2Z__DROP_OFF>(device, (G *)op->grads, &some, &scratch,
-                                                  (const A *)op->rows, g2z_dropout(), N, C,
-                                                  run_rows)));
+                                                  (const A *)op->rows, g2z_dropout(), N, C)));
   }
   return G2Z_OK;
 }
@@ -1575,19 +1574,6 @@ static g2z_status g2z_cuda_layernorm_fwd(g2z_device *device, const g2z_layernorm
                      (const A *)op->w, (const A *)op->b, N, C, device->clamped_inputs);
 }
 
-/* Arguments of g2z_k_layernorm_bwd. */
-template <typename A>
-struct g2z__layernorm_bwd_data {
-  A *dres, *dropped;
-  float *partial;
-  const A *dy, *x, *w;
-  const float *mean, *rstd;
-  g2z_write res_mode;
-  int with_bias;        /* 1: a third row of partial sums */
-  g2z_dropout dropout;
-  int N, C;
-};
-
 /* Prefetched rows: [stages][3][K][threads of the block] packs of dy, x and dres. A thread reads
  * only what it copied itself, so no barrier is needed. */
 extern __shared__ uint4 g2z__row_ring[];
@@ -1619,19 +1605,19 @@ struct g2z__row_slots {
 };
 
 template <typename A, int K>
-static __device__ inline void g2z__row_fetch(const g2z__layernorm_bwd_data<A> &data,
+static __device__ inline void g2z__row_fetch(const g2z_layernorm_bwd &op,
                                              const g2z__row_slots<K> &slots, int row, int stage) {
-  int packs = data.C / g2z__lanes<A>;
-  if (row >= data.N) return;
+  int packs = op.C / g2z__lanes<A>;
+  if (row >= op.N) return;
 #pragma unroll
   for (int k = 0; k < K; k++) {
     int pack = k * (int)blockDim.x + (int)threadIdx.x;
     if (pack >= packs) continue;
     size_t at = (size_t)row * (unsigned)packs + (unsigned)pack;
-    __pipeline_memcpy_async(slots.at(stage, 0, k), (const uint4 *)data.dy + at, 16);
-    __pipeline_memcpy_async(slots.at(stage, 1, k), (const uint4 *)data.x + at, 16);
-    if (data.res_mode == G2Z_ACCUMULATE)
-      __pipeline_memcpy_async(slots.at(stage, 2, k), (const uint4 *)data.dres + at, 16);
+    __pipeline_memcpy_async(slots.at(stage, 0, k), (const uint4 *)op.dy + at, 16);
+    __pipeline_memcpy_async(slots.at(stage, 1, k), (const uint4 *)op.x + at, 16);
+    if (op.res_mode == G2Z_ACCUMULATE)
+      __pipeline_memcpy_async(slots.at(stage, 2, k), (const uint4 *)op.dres + at, 16);
   }
 }
 
@@ -1722,30 +1708,30 @@ static __device__ inline float2 g2z__layernorm_bwd_sums(g2z__row_work<A, K> &wor
 template <typename A, int K, g2z__drop DROP>
 static __device__ inline void g2z__layernorm_bwd_dres(g2z__row_work<A, K> &work,
                                                       const g2z__row_slots<K> &slots, int stage,
-                                                      const g2z__layernorm_bwd_data<A> &data,
-                                                      int row, float2 means) {
+                                                      const g2z_layernorm_bwd &op, int row,
+                                                      float2 means) {
   constexpr int L = g2z__lanes<A>;
-  int packs = data.C / L;
+  int packs = op.C / L;
 #pragma unroll
   for (int k = 0; k < K; k++) {
     int pack = k * (int)blockDim.x + (int)threadIdx.x;
     if (pack >= packs) continue;
     size_t at = (size_t)row * (unsigned)packs + (unsigned)pack;
     float out[L] = {};
-    if (data.res_mode == G2Z_ACCUMULATE) g2z__unpack<A>(out, *slots.at(stage, 2, k));
+    if (op.res_mode == G2Z_ACCUMULATE) g2z__unpack<A>(out, *slots.at(stage, 2, k));
 #pragma unroll
     for (int i = 0; i < L; i++)
       out[i] += work.rstd * (work.g[k][i] - means.x - work.hat[k][i] * means.y);
     uint4 stored = g2z__pack<A>(out);
-    g2z__put(data.dres, at, stored);
+    g2z__put((A *)op.dres, at, stored);
     g2z__unpack<A>(out, stored);
     if constexpr (DROP == G2Z__DROP_ON) {
       float factors[L];
-      g2z__dropout_pack<A>(factors, data.dropout, (size_t)row, pack, data.C);
+      g2z__dropout_pack<A>(factors, op.dropout, (size_t)row, pack, op.C);
 #pragma unroll
       for (int i = 0; i < L; i++) out[i] *= factors[i];
       stored = g2z__pack<A>(out);
-      g2z__put(data.dropped, at, stored);
+      g2z__put((A *)op.dropped, at, stored);
       g2z__unpack<A>(out, stored);
     }
 #pragma unroll
@@ -1753,7 +1739,8 @@ static __device__ inline void g2z__layernorm_bwd_dres(g2z__row_work<A, K> &work,
   }
 }
 
-/* g2z_k_layernorm_bwd: dres = or += dx, and each block's column sums for dw, db and dbias.
+/* g2z_k_layernorm_bwd: dres = or += dx, and each block's column sums for dw, db and dbias. The
+ * tensors are op's, except `partial`.
  *   dy, x      [N,C] A in
  *   w          [C]   A in
  *   mean,rstd  [N]   f32 in
@@ -1770,7 +1757,7 @@ static __device__ inline void g2z__layernorm_bwd_dres(g2z__row_work<A, K> &work,
 template <typename A, int K, g2z__drop DROP>
 static __global__ void
 __launch_bounds__(g2z__row_block<K, DROP>, 1)
-g2z_k_layernorm_bwd(g2z__layernorm_bwd_data<A> data) {
+g2z_k_layernorm_bwd(g2z_layernorm_bwd op, float *partial) {
   constexpr int L = g2z__lanes<A>, STAGES = g2z__row_stages<K>, WARPS = g2z__row_warps<K>;
   __shared__ alignas(16) float2 shared[2][G2Z__ROW_TEAMS * WARPS]; /* double buffer */
   for (unsigned i = threadIdx.y * blockDim.x + threadIdx.x; i < G2Z__ROW_TEAMS * WARPS;
@@ -1779,102 +1766,91 @@ g2z_k_layernorm_bwd(g2z__layernorm_bwd_data<A> data) {
   __syncthreads();
   g2z__k_begin();
   const g2z__row_slots<K> slots;
-  const int packs = data.C / L, stride = (int)(gridDim.x * blockDim.y);
-  const float inverse = 1.0f / (float)data.C;
+  const int packs = op.C / L, stride = (int)(gridDim.x * blockDim.y);
+  const float inverse = 1.0f / (float)op.C;
   int row = (int)(blockIdx.x * blockDim.y + threadIdx.y), stage = 0, half = 0;
   g2z__row_work<A, K> work = {};
 #pragma unroll
   for (int k = 0; k < K; k++) {
     int pack = k * (int)blockDim.x + (int)threadIdx.x;
-    if (pack < packs) work.w[k] = g2z__get(data.w, (size_t)pack);
+    if (pack < packs) work.w[k] = g2z__get((const A *)op.w, (size_t)pack);
   }
 #pragma unroll
   for (int ahead = 0; ahead < STAGES - 1; ahead++) {
-    g2z__row_fetch<A, K>(data, slots, row + ahead * stride, ahead);
+    g2z__row_fetch<A, K>(op, slots, row + ahead * stride, ahead);
     __pipeline_commit();
   }
-  if (row < data.N) work.mean = data.mean[row], work.rstd = data.rstd[row];
+  if (row < op.N) {
+    work.mean = op.mean[row];
+    work.rstd = op.rstd[row];
+  }
   /* A team without a row in the last round still waits at its barrier: racecheck assumes that all
    * threads of a block meet equally often, and would report races after the block's barriers. */
-  for (; row - (int)threadIdx.y < data.N; row += stride) {
-    g2z__row_fetch<A, K>(data, slots, row + (STAGES - 1) * stride,
+  for (; row - (int)threadIdx.y < op.N; row += stride) {
+    g2z__row_fetch<A, K>(op, slots, row + (STAGES - 1) * stride,
                          stage == 0 ? STAGES - 1 : stage - 1);
     __pipeline_commit();
-    bool goes_on = row < data.N - stride; /* mean and rstd are prefetched, too */
-    float next_mean = goes_on ? data.mean[row + stride] : 0;
-    float next_rstd = goes_on ? data.rstd[row + stride] : 0;
+    float next_mean = 0, next_rstd = 0;
+    if (row < op.N - stride) { /* mean and rstd are prefetched, too */
+      next_mean = op.mean[row + stride];
+      next_rstd = op.rstd[row + stride];
+    }
     __pipeline_wait_prior(STAGES - 1);
     /* Rows alternate between the halves of `shared`: a warp may still read the last row's half. */
     float2 means = make_float2(0, 0);
-    if (row < data.N) means = g2z__layernorm_bwd_sums<A, K>(work, slots, stage, packs);
+    if (row < op.N) means = g2z__layernorm_bwd_sums<A, K>(work, slots, stage, packs);
     means = g2z__team_sums<WARPS>(means, shared[half] + threadIdx.y * WARPS);
     means.x *= inverse;
     means.y *= inverse;
-    if (row < data.N)
-      g2z__layernorm_bwd_dres<A, K, DROP>(work, slots, stage, data, row, means);
+    if (row < op.N) g2z__layernorm_bwd_dres<A, K, DROP>(work, slots, stage, op, row, means);
     work.mean = next_mean;
     work.rstd = next_rstd;
     stage = stage == STAGES - 1 ? 0 : stage + 1;
     half ^= 1;
   }
-  int tensors = 2 + data.with_bias;
-  float *partial = data.partial + (size_t)blockIdx.x * (size_t)tensors * (size_t)data.C;
-  g2z__layernorm_partial<K, L>(partial, work.sums, tensors, data.C);
+  int tensors = 2 + (op.dbias != NULL);
+  partial += (size_t)blockIdx.x * (size_t)tensors * (size_t)op.C;
+  g2z__layernorm_partial<K, L>(partial, work.sums, tensors, op.C);
 }
 
-/* Launches as many blocks as run at once. Shared memory and N limit the teams of a block. */
+/* Launches as many blocks as run at once. Shared memory and N limit the teams of a block. Each team
+ * has `threads` threads. */
 template <typename A, typename G, int K, g2z__drop DROP>
-static g2z_status g2z__layernorm_bwd_run(g2z_device *device, g2z__layernorm_bwd_data<A> data,
-                                         int threads, G *dw, G *db, G *dbias, g2z_write mode) {
+static g2z_status g2z__layernorm_bwd_run(g2z_device *device, const g2z_layernorm_bwd *op,
+                                         int threads) {
   const g2z__cuda *cuda = g2z__cuda_of(device);
+  const size_t N = (size_t)op->N, C = (size_t)op->C;
   auto kernel = g2z_k_layernorm_bwd<A, K, DROP>;
   size_t ring = (size_t)(g2z__row_stages<K> * 3 * K * threads) * sizeof(uint4);
   size_t own = sizeof(float2) * 2 * G2Z__ROW_TEAMS * g2z__row_warps<K>; /* the kernel's `shared` */
   int room = (int)(((size_t)cuda->shared_limit - own) / ring), blocks = 0;
-  int rows = (int)g2z__blocks((size_t)data.N, (size_t)cuda->sms); /* per multiprocessor */
-  int teams = g2z__row_block<K, DROP> / threads, tensors = 2 + data.with_bias;
-  if (teams > G2Z__ROW_TEAMS) teams = G2Z__ROW_TEAMS;
-  if (teams > rows) teams = rows;
-  if (teams > room) teams = room < 1 ? 1 : room; /* if 1 does not fit, CUDA reports it */
+  int rows = (int)g2z__blocks(N, (size_t)cuda->sms); /* per multiprocessor */
+  int teams = min(g2z__row_block<K, DROP> / threads, G2Z__ROW_TEAMS);
+  teams = min(teams, min(rows, max(room, 1))); /* if 1 does not fit, CUDA reports it */
   ring *= (size_t)teams;
   G2Z_TRY(g2z__occupancy(device, (const void *)kernel, threads * teams, ring, &blocks));
-  size_t wanted = g2z__blocks((size_t)data.N, (size_t)teams);
-  blocks = (blocks < 1 ? 1 : blocks) * cuda->sms;
-  if ((size_t)blocks > wanted) blocks = (int)wanted;
+  blocks = (int)min((size_t)(max(blocks, 1) * cuda->sms), g2z__blocks(N, (size_t)teams));
+  const size_t tensors = 2 + (op->dbias != NULL);
   void *memory;
-  G2Z_TRY(g2z__scratch(device, (size_t)blocks * (size_t)tensors * (size_t)data.C * sizeof(float),
-                       &memory));
-  data.partial = (float *)memory;
+  G2Z_TRY(g2z__scratch(device, (size_t)blocks * tensors * C * sizeof(float), &memory));
+  float *partial = (float *)memory;
   G2Z_TRY(g2z__launch(device, "g2z_k_layernorm_bwd", kernel, (unsigned)blocks,
-                      dim3((unsigned)threads, (unsigned)teams), ring, data));
-  return g2z__add_slabs<G>(device, data.partial, blocks, data.C, mode, dw, db, dbias);
+                      dim3((unsigned)threads, (unsigned)teams), ring, *op, partial));
+  return g2z__add_slabs<G>(device, partial, blocks, op->C, op->mode, (G *)op->dw, (G *)op->db,
+                           (G *)op->dbias);
 }
 
 template <typename A, typename G>
 static g2z_status g2z_cuda_layernorm_bwd(g2z_device *device, const g2z_layernorm_bwd *op) {
-  const int N = op->N, C = op->C;
   G2Z_ASSERT(g2z__layernorm_bwd_whole(op));
-  g2z__layernorm_bwd_data<A> data;
-  data.dres = (A *)op->dres;
-  data.dropped = (A *)op->dropped;
-  data.partial = NULL;
-  data.dy = (const A *)op->dy;
-  data.x = (const A *)op->x;
-  data.w = (const A *)op->w;
-  data.mean = op->mean;
-  data.rstd = op->rstd;
-  data.res_mode = op->res_mode;
-  data.with_bias = op->dbias != NULL;
-  data.dropout = op->dropout;
-  data.N = N;
-  data.C = C;
-  int threads, K, drops = g2z__dropout_on(&op->dropout) && op->dropped;
-  G2Z_TRY(g2z__row_threads(device, C / g2z__lanes<A>, &threads, &K));
-  auto run = K == 1 ? drops ? g2z__layernorm_bwd_run<A, G, 1, G2Z__DROP_ON>
-                            : g2z__layernorm_bwd_run<A, G, 1, G2Z__DROP_OFF>
-             : drops ? g2z__layernorm_bwd_run<A, G, 2, G2Z__DROP_ON>
-                     : g2z__layernorm_bwd_run<A, G, 2, G2Z__DROP_OFF>;
-  return run(device, data, threads, (G *)op->dw, (G *)op->db, (G *)op->dbias, op->mode);
+  const int drops = g2z__dropout_on(&op->dropout) && op->dropped;
+  int threads, K;
+  G2Z_TRY(g2z__row_threads(device, op->C / g2z__lanes<A>, &threads, &K));
+  auto run = g2z__layernorm_bwd_run<A, G, 1, G2Z__DROP_OFF>;
+  if (K == 1 && drops) run = g2z__layernorm_bwd_run<A, G, 1, G2Z__DROP_ON>;
+  if (K == 2) run = g2z__layernorm_bwd_run<A, G, 2, G2Z__DROP_OFF>;
+  if (K == 2 && drops) run = g2z__layernorm_bwd_run<A, G, 2, G2Z__DROP_ON>;
+  return run(device, op, threads);
 }
 
 /* ===== >>k24 pointwise ===================================================
@@ -4958,12 +4934,19 @@ g2z_k_attention_hopper_dq(const __grid_constant__ g2z__hopper_bwd<A> x) {
 
 /* ----- launchers --------------------------------------------------------- */
 
-/* Makes TMA's description of a tensor: sizes and strides from the innermost dimension on, and the
- * box of one copy. */
-static g2z_status g2z__tensor_map(g2z_device *device, CUtensorMap *map, CUtensorMapDataType type,
-                                  int rank, const void *tensor, const cuuint64_t *sizes,
-                                  const cuuint64_t *strides, const cuuint32_t *box,
-                                  CUtensorMapSwizzle swizzle) {
+/* A tensor that TMA copies in boxes. Dimensions begin with the innermost. */
+struct g2z__tensor {
+  const void *at;
+  CUtensorMapDataType type;
+  int rank;
+  cuuint64_t sizes[4];
+  cuuint64_t strides[3];         /* bytes; of every dimension except the innermost */
+  cuuint32_t box[4];
+  CUtensorMapSwizzle swizzle;
+};
+
+/* Makes TMA's description of a tensor. */
+static g2z_status g2z__tensor_map(g2z_device *device, CUtensorMap *map, const g2z__tensor *x) {
   g2z__cuda *cuda = g2z__cuda_of(device);
   cuuint32_t steps[4] = {1, 1, 1, 1};
   CUresult result = CUDA_ERROR_NOT_FOUND;
@@ -4971,27 +4954,26 @@ static g2z_status g2z__tensor_map(g2z_device *device, CUtensorMap *map, CUtensor
     cuda->encode =
         (decltype(&cuTensorMapEncodeTiled))g2z__driver_function("cuTensorMapEncodeTiled");
   if (cuda->encode)
-    result = cuda->encode(
-        map, type, (cuuint32_t)rank, (void *)tensor, sizes, strides, box, steps,
-        CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    result = cuda->encode(map, x->type, (cuuint32_t)x->rank, (void *)x->at, x->sizes, x->strides,
+                          x->box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, x->swizzle,
+                          CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return G2Z_OK;
   return g2z_fail(device->services, G2Z_DEVICE,
-                  "the driver refuses a tensor map of rank %d (error %d): update the driver", rank,
-                  (int)result);
+                  "the driver refuses a tensor map of rank %d (error %d): update the driver",
+                  x->rank, (int)result);
 }
 
 /* Maps x[B,T,heads,64] in tiles of 64 rows of one head. */
 template <typename A>
 static g2z_status g2z__hopper_map(g2z_device *device, CUtensorMap *map, const A *x, int heads,
                                   int T, int B) {
-  cuuint64_t row = (cuuint64_t)heads * 64 * sizeof(A);
-  cuuint64_t sizes[4] = {64, (cuuint64_t)heads, (cuuint64_t)T, (cuuint64_t)B};
-  cuuint64_t strides[3] = {64 * sizeof(A), row, row * (cuuint64_t)T};
-  cuuint32_t box[4] = {64, 1, 64, 1};
-  CUtensorMapDataType type = std::is_same<A, __half>::value ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                                            : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  return g2z__tensor_map(device, map, type, 4, x, sizes, strides, box, CU_TENSOR_MAP_SWIZZLE_128B);
+  const cuuint64_t row = (cuuint64_t)heads * 64 * sizeof(A);
+  g2z__tensor tensor = {x, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4,
+                        {64, (cuuint64_t)heads, (cuuint64_t)T, (cuuint64_t)B},
+                        {64 * sizeof(A), row, row * (cuuint64_t)T},
+                        {64, 1, 64, 1}, CU_TENSOR_MAP_SWIZZLE_128B};
+  if (std::is_same<A, __half>::value) tensor.type = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  return g2z__tensor_map(device, map, &tensor);
 }
 
 static inline int g2z__hopper_items(const g2z__hopper_cut *cut) {
@@ -5096,15 +5078,19 @@ static void g2z__hopper_best_cut(g2z__hopper_cut *best, int T, int heads, int mu
 /* Scratch of backward: statistics; tiles of dQ in fp32; column sums. B=32, T=1024, NH=12 on 132
  * multiprocessors: 3.1 + 34.6 + 0.6 MB. */
 template <typename A, typename G>
-static g2z_status g2z__hopper_bwd_run(g2z_device *device, A *dqkv, void *narrow, G *dbias,
-                                      const A *dout, const A *out, const float *lse, const A *qkv,
-                                      g2z_write mode, int B, int T, int NH) {
-  int sms = g2z__cuda_of(device)->sms;
+static g2z_status g2z__hopper_bwd_run(g2z_device *device, const g2z_attention_bwd *op) {
+  const int B = op->B, T = op->T, NH = op->NH, sms = g2z__cuda_of(device)->sms;
   size_t pitch = (size_t)g2z__hopper_pitch(T), heads = (size_t)B * (size_t)NH;
+  const A *dout = (const A *)op->dout, *out = (const A *)op->out, *qkv = (const A *)op->qkv;
   g2z__hopper_bwd<A> x;
   memset(&x, 0, sizeof x);
   x.taken = g2z__cuda_of(device)->taken;
-  x.dqkv = dqkv, x.narrow = (uint8_t *)narrow, x.B = B, x.T = T, x.NH = NH, x.scale = 0.125f;
+  if (!op->narrow) x.dqkv = (A *)op->dqkv;
+  x.narrow = (uint8_t *)op->narrow;
+  x.B = B;
+  x.T = T;
+  x.NH = NH;
+  x.scale = 0.125f;
   x.kept = G2Z__HOPPER_L2_TILES - max(0, (T + 63) / 64 - g2z__hopper_shared::DQ_TILES);
   g2z__hopper_best_cut(&x.cut, T, B * NH, sms);
   x.items = g2z__hopper_items(&x.cut);
@@ -5123,19 +5109,20 @@ static g2z_status g2z__hopper_bwd_run(g2z_device *device, A *dqkv, void *narrow,
   G2Z_TRY(g2z__hopper_map(device, &qkv_map, qkv, 3 * NH, T, B));
   G2Z_TRY(g2z__hopper_map(device, &dout_map, dout, NH, T, B));
   /* stats[heads,2,pitch] in boxes of 64 queries and both statistics of a head */
-  const cuuint64_t sizes[2] = {pitch, 2 * heads}, strides[1] = {pitch * sizeof(float)};
-  const cuuint32_t box[2] = {64, 2};
-  G2Z_TRY(g2z__tensor_map(device, &stats_map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 2, stats, sizes,
-                          strides, box, CU_TENSOR_MAP_SWIZZLE_NONE));
+  const g2z__tensor stats_tensor = {stats, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 2, {pitch, 2 * heads},
+                                    {pitch * sizeof(float)}, {64, 2}, CU_TENSOR_MAP_SWIZZLE_NONE};
+  G2Z_TRY(g2z__tensor_map(device, &stats_map, &stats_tensor));
   G2Z_TRY(g2z__launch(device, "g2z_k_attention_hopper_stats", g2z_k_attention_hopper_stats<A>,
-                      (unsigned)(heads * pitch / 32), 256, 0, x, stats, dout, out, lse));
+                      (unsigned)(heads * pitch / 32), 256, 0, x, stats, dout, out, op->lse));
   G2Z_TRY(g2z__launch(device, "g2z_k_attention_hopper_bwd", g2z_k_attention_hopper_bwd<A>,
                       (unsigned)min(x.items, sms), 512, G2Z__HOPPER_BWD_BYTES, x, qkv_map,
                       dout_map, stats_map));
   if (parts > 0)
     G2Z_TRY(g2z__launch(device, "g2z_k_attention_hopper_dq", g2z_k_attention_hopper_dq<A>,
                         (unsigned)parts, 256, 0, x));
-  return g2z__add_slabs<G>(device, x.sums, slabs, 3 * NH * 64, mode, dbias);
+  G2Z_TRY(g2z__add_slabs<G>(device, x.sums, slabs, 3 * NH * 64, op->mode, (G *)op->dbias));
+  if (!op->narrow) return G2Z_OK;
+  return g2z__narrow_both(device, op->narrow, (const A *)NULL, B * T, 3 * NH * 64);
 }
 
 /* ----- launchers of room k40, and the ops of both ------------------------ */
@@ -5144,63 +5131,7 @@ static inline unsigned g2z__att_grid(int B, int T, int NH, int rows) {
   return (unsigned)((size_t)B * (size_t)NH * g2z__blocks((size_t)T, (size_t)rows));
 }
 
-/* The launchers' arguments, in the kernels' types. */
-template <typename A>
-struct g2z__att_data {
-  A *out, *dqkv;             /* forward; backward */
-  float *lse;
-  const A *qkv, *dout, *forward;
-  float2 *stats;
-  float *q_sums, *kv_sums;
-  g2z_dropout dropout;
-  int B, T, C, NH;
-
-  int HS() const { return C / NH; }
-  float scale() const { return 1.0f / sqrtf((float)HS()); }
-};
-
-template <typename A, int HSP, g2z__drop DROP>
-static g2z_status g2z__attention_fwd_run(g2z_device *device, const g2z__att_data<A> &x) {
-  constexpr int BYTES = 4 * g2z__tile_bytes<HSP>;
-  return g2z__launch(device, "g2z_k_attention_fwd", g2z_k_attention_fwd<A, HSP, DROP>,
-                     g2z__att_grid(x.B, x.T, x.NH, G2Z__ATT_ROWS), g2z__att_threads<HSP>, BYTES,
-                     x.out, x.lse, x.qkv, x.dropout, x.T, x.NH, x.HS(), x.scale());
-}
-
-template <typename A, int HSP, g2z__drop DROP>
-static g2z_status g2z__attention_bwd_run(g2z_device *device, const g2z__att_data<A> &x) {
-  constexpr int Q_BYTES = 4 * g2z__tile_bytes<HSP>;
-  constexpr int KV_BYTES = Q_BYTES + 2 * G2Z__ATT_STEP * (int)sizeof(float2);
-  G2Z_TRY(g2z__launch(device, "g2z_k_attention_bwd_q", g2z_k_attention_bwd_q<A, HSP, DROP>,
-                      g2z__att_grid(x.B, x.T, x.NH, G2Z__ATT_ROWS), g2z__att_threads<HSP>, Q_BYTES,
-                      x.dqkv, x.stats, x.q_sums, x.dout, x.forward, x.lse, x.qkv, x.dropout, x.T,
-                      x.NH, x.HS(), x.scale()));
-  return g2z__launch(device, "g2z_k_attention_bwd_kv", g2z_k_attention_bwd_kv<A, HSP, DROP>,
-                     g2z__att_grid(x.B, x.T, x.NH, G2Z__ATT_STEP), G2Z__ATT_KV_THREADS, KV_BYTES,
-                     x.dqkv, x.kv_sums, x.stats, x.dout, x.qkv, x.dropout, x.T, x.NH, x.HS(),
-                     x.scale());
-}
-
-template <typename A, int HSP>
-static g2z_status g2z__attention_plain_fwd_run(g2z_device *device, const g2z__att_data<A> &x) {
-  return g2z__launch(device, "g2z_k_attention_plain_fwd", g2z_k_attention_plain_fwd<A, HSP>,
-                     g2z__att_grid(x.B, x.T, x.NH, G2Z__PLAIN_ROWS), G2Z__PLAIN_ROWS, 0, x.out,
-                     x.lse, x.qkv, x.dropout, x.T, x.NH, x.HS(), x.scale());
-}
-
-template <typename A, int HSP, g2z__plain_part PART>
-static g2z_status g2z__attention_plain_part(g2z_device *device, const g2z__att_data<A> &x) {
-  return g2z__launch(device, "g2z_k_attention_plain_bwd", g2z_k_attention_plain_bwd<A, HSP, PART>,
-                     g2z__att_grid(x.B, x.T, x.NH, G2Z__PLAIN_ROWS), G2Z__PLAIN_ROWS, 0, x.dqkv,
-                     x.stats, x.dout, x.forward, x.lse, x.qkv, x.dropout, x.T, x.NH, x.HS(),
-                     x.scale());
-}
-template <typename A, int HSP>
-static g2z_status g2z__attention_plain_bwd_run(g2z_device *device, const g2z__att_data<A> &x) {
-  G2Z_TRY((g2z__attention_plain_part<A, HSP, G2Z__PLAIN_DQ>(device, x)));
-  G2Z_TRY((g2z__attention_plain_part<A, HSP, G2Z__PLAIN_DK>(device, x)));
-  return g2z__attention_plain_part<A, HSP, G2Z__PLAIN_DV>(device, x);
-}
+static inline float g2z__att_scale(int HS) { return 1.0f / sqrtf((float)HS); }
 
 /* Returns 1 if this build has the tensor-core kernels, this GPU runs them, and they can draw this
  * dropout. */
@@ -5210,62 +5141,119 @@ static int g2z__att_tensor(const g2z_device *device, const g2z_dropout *dropout,
   return cuda->capability >= 80 && cuda->built_for >= 80;
 }
 
+template <typename A, int HSP>
+static g2z_status g2z__attention_fwd_run(g2z_device *device, const g2z_attention_fwd *op) {
+  constexpr int BYTES = 4 * g2z__tile_bytes<HSP>;
+  auto kernel = g2z_k_attention_fwd<A, HSP, G2Z__DROP_OFF>;
+  if (g2z__dropout_on(&op->dropout)) kernel = g2z_k_attention_fwd<A, HSP, G2Z__DROP_ON>;
+  return g2z__launch(device, "g2z_k_attention_fwd", kernel,
+                     g2z__att_grid(op->B, op->T, op->NH, G2Z__ATT_ROWS), g2z__att_threads<HSP>,
+                     BYTES, (A *)op->out, op->lse, (const A *)op->qkv, op->dropout, op->T, op->NH,
+                     op->C / op->NH, g2z__att_scale(op->C / op->NH));
+}
+
+template <typename A, int HSP>
+static g2z_status g2z__attention_plain_fwd_run(g2z_device *device, const g2z_attention_fwd *op) {
+  return g2z__launch(device, "g2z_k_attention_plain_fwd", g2z_k_attention_plain_fwd<A, HSP>,
+                     g2z__att_grid(op->B, op->T, op->NH, G2Z__PLAIN_ROWS), G2Z__PLAIN_ROWS, 0,
+                     (A *)op->out, op->lse, (const A *)op->qkv, op->dropout, op->T, op->NH,
+                     op->C / op->NH, g2z__att_scale(op->C / op->NH));
+}
+
 template <typename A>
 static g2z_status g2z_cuda_attention_fwd(g2z_device *device, const g2z_attention_fwd *op) {
-  const int B = op->B, T = op->T, C = op->C, NH = op->NH;
+  const int B = op->B, T = op->T, C = op->C, NH = op->NH, HS = C / NH;
   G2Z_ASSERT(g2z__attention_fwd_whole(op));
-  g2z__att_data<A> x;
-  memset(&x, 0, sizeof x);
-  x.out = (A *)op->out, x.lse = op->lse, x.qkv = (const A *)op->qkv;
-  x.dropout = op->dropout;
-  x.B = B, x.T = T, x.C = C, x.NH = NH;
-  const int small = x.HS() <= 64, drops = g2z__dropout_on(&op->dropout);
-  auto run = small ? g2z__attention_plain_fwd_run<A, 64> : g2z__attention_plain_fwd_run<A, 128>;
+  auto run = g2z__attention_plain_fwd_run<A, 64>;
+  if (HS > 64) run = g2z__attention_plain_fwd_run<A, 128>;
   if constexpr (sizeof(A) == 2) {
     const g2z__cuda *cuda = g2z__cuda_of(device);
-    if (x.HS() == 64 && !drops && cuda->hopper) {
-      const g2z__hopper_fwd<A> on = {x.out, (uint8_t *)op->narrow, op->lse, cuda->taken,
+    if (HS == 64 && !g2z__dropout_on(&op->dropout) && cuda->hopper) {
+      const g2z__hopper_fwd<A> on = {(A *)op->out, (uint8_t *)op->narrow, op->lse, cuda->taken,
                                      B * NH * ((T + 127) / 128), T, NH, 0.125f,
                                      device->clamped_inputs};
       CUtensorMap map;
-      G2Z_TRY(g2z__hopper_map(device, &map, x.qkv, 3 * NH, T, B));
+      G2Z_TRY(g2z__hopper_map(device, &map, (const A *)op->qkv, 3 * NH, T, B));
       return g2z__launch(device, "g2z_k_attention_hopper_fwd", g2z_k_attention_hopper_fwd<A>,
                          (unsigned)min(on.items, cuda->sms), 640, G2Z__HOPPER_FWD_BYTES, on, map);
     }
-    if (g2z__att_tensor(device, &op->dropout, T))
-      run = small   ? drops ? g2z__attention_fwd_run<A, 64, G2Z__DROP_ON>
-                            : g2z__attention_fwd_run<A, 64, G2Z__DROP_OFF>
-            : drops ? g2z__attention_fwd_run<A, 128, G2Z__DROP_ON>
-                    : g2z__attention_fwd_run<A, 128, G2Z__DROP_OFF>;
+    if (g2z__att_tensor(device, &op->dropout, T)) {
+      run = g2z__attention_fwd_run<A, 64>;
+      if (HS > 64) run = g2z__attention_fwd_run<A, 128>;
+    }
   }
-  G2Z_TRY(run(device, x));
+  G2Z_TRY(run(device, op));
   if constexpr (sizeof(A) == 2)
     if (op->narrow)
-      return g2z__narrow(device, op->narrow, x.out, G2Z__E4M3_X, B * T, C, device->clamped_inputs);
+      return g2z__narrow(device, op->narrow, (const A *)op->out, G2Z__E4M3_X, B * T, C,
+                         device->clamped_inputs);
   return G2Z_OK;
+}
+
+/* Scratch of backward: float2 {lse * log2(e), rowsum(dout * out)} per query and head; then column
+ * sums of dQ over each 128 rows of a sequence, and of dK and dV over each 64. B=32, T=1024, NH=12,
+ * C=768: 3.1 + 0.8 + 3.1 MB. The plain kernels leave the sums to room k21. */
+struct g2z__att_scratch {
+  float2 *stats;
+  float *q_sums, *kv_sums;
+};
+
+template <typename A, int HSP>
+static g2z_status g2z__attention_bwd_run(g2z_device *device, const g2z_attention_bwd *op,
+                                         const g2z__att_scratch &to) {
+  constexpr int Q_BYTES = 4 * g2z__tile_bytes<HSP>;
+  constexpr int KV_BYTES = Q_BYTES + 2 * G2Z__ATT_STEP * (int)sizeof(float2);
+  const A *dout = (const A *)op->dout, *qkv = (const A *)op->qkv;
+  const int B = op->B, T = op->T, NH = op->NH, HS = op->C / NH;
+  auto q_kernel = g2z_k_attention_bwd_q<A, HSP, G2Z__DROP_OFF>;
+  auto kv_kernel = g2z_k_attention_bwd_kv<A, HSP, G2Z__DROP_OFF>;
+  if (g2z__dropout_on(&op->dropout)) {
+    q_kernel = g2z_k_attention_bwd_q<A, HSP, G2Z__DROP_ON>;
+    kv_kernel = g2z_k_attention_bwd_kv<A, HSP, G2Z__DROP_ON>;
+  }
+  G2Z_TRY(g2z__launch(device, "g2z_k_attention_bwd_q", q_kernel,
+                      g2z__att_grid(B, T, NH, G2Z__ATT_ROWS), g2z__att_threads<HSP>, Q_BYTES,
+                      (A *)op->dqkv, to.stats, to.q_sums, dout, (const A *)op->out, op->lse, qkv,
+                      op->dropout, T, NH, HS, g2z__att_scale(HS)));
+  return g2z__launch(device, "g2z_k_attention_bwd_kv", kv_kernel,
+                     g2z__att_grid(B, T, NH, G2Z__ATT_STEP), G2Z__ATT_KV_THREADS, KV_BYTES,
+                     (A *)op->dqkv, to.kv_sums, (const float2 *)to.stats, dout, qkv, op->dropout,
+                     T, NH, HS, g2z__att_scale(HS));
+}
+
+template <typename A, int HSP, g2z__plain_part PART>
+static g2z_status g2z__attention_plain_part(g2z_device *device, const g2z_attention_bwd *op,
+                                            const g2z__att_scratch &to) {
+  return g2z__launch(device, "g2z_k_attention_plain_bwd", g2z_k_attention_plain_bwd<A, HSP, PART>,
+                     g2z__att_grid(op->B, op->T, op->NH, G2Z__PLAIN_ROWS), G2Z__PLAIN_ROWS, 0,
+                     (A *)op->dqkv, to.stats, (const A *)op->dout, (const A *)op->out, op->lse,
+                     (const A *)op->qkv, op->dropout, op->T, op->NH, op->C / op->NH,
+                     g2z__att_scale(op->C / op->NH));
+}
+template <typename A, int HSP>
+static g2z_status g2z__attention_plain_bwd_run(g2z_device *device, const g2z_attention_bwd *op,
+                                               const g2z__att_scratch &to) {
+  G2Z_TRY((g2z__attention_plain_part<A, HSP, G2Z__PLAIN_DQ>(device, op, to)));
+  G2Z_TRY((g2z__attention_plain_part<A, HSP, G2Z__PLAIN_DK>(device, op, to)));
+  return g2z__attention_plain_part<A, HSP, G2Z__PLAIN_DV>(device, op, to);
 }
 
 template <typename A, typename G>
 static g2z_status g2z_cuda_attention_bwd(g2z_device *device, const g2z_attention_bwd *op) {
-  const int B = op->B, T = op->T, C = op->C, NH = op->NH;
+  const int B = op->B, T = op->T, C = op->C, NH = op->NH, HS = C / NH;
   G2Z_ASSERT(g2z__attention_bwd_whole(op));
-  g2z__att_data<A> x;
-  memset(&x, 0, sizeof x);
-  x.dqkv = (A *)op->dqkv, x.dout = (const A *)op->dout, x.forward = (const A *)op->out;
-  x.lse = (float *)op->lse, x.qkv = (const A *)op->qkv;
-  x.dropout = op->dropout;
-  x.B = B, x.T = T, x.C = C, x.NH = NH;
-  if constexpr (sizeof(A) == 2)
-    if (x.HS() == 64 && !g2z__dropout_on(&op->dropout) && g2z__cuda_of(device)->hopper) {
-      G2Z_TRY((g2z__hopper_bwd_run<A, G>(device, op->narrow ? NULL : x.dqkv, op->narrow,
-                                         (G *)op->dbias, x.dout, x.forward, op->lse, x.qkv,
-                                         op->mode, B, T, NH)));
-      if (!op->narrow) return G2Z_OK;
-      return g2z__narrow_both(device, op->narrow, (const A *)NULL, B * T, 3 * C);
+  int tensor = 0; /* 1: tensor-core kernels */
+  auto run = g2z__attention_plain_bwd_run<A, 64>;
+  if (HS > 64) run = g2z__attention_plain_bwd_run<A, 128>;
+  if constexpr (sizeof(A) == 2) {
+    if (HS == 64 && !g2z__dropout_on(&op->dropout) && g2z__cuda_of(device)->hopper)
+      return g2z__hopper_bwd_run<A, G>(device, op);
+    tensor = g2z__att_tensor(device, &op->dropout, T);
+    if (tensor) {
+      run = g2z__attention_bwd_run<A, 64>;
+      if (HS > 64) run = g2z__attention_bwd_run<A, 128>;
     }
-  /* Scratch: float2 {lse * log2(e), rowsum(dout * out)} per query and head; then column sums of dQ
-   * over each 128 rows of a sequence, and of dK and dV over each 64. B=32, T=1024, NH=12, C=768:
-   * 3.1 + 0.8 + 3.1 MB. The plain kernels leave the sums to room k21. */
+  }
   const size_t q_slabs = g2z__attention_slabs(B, T, G2Z__ATT_ROWS);
   const size_t kv_slabs = g2z__attention_slabs(B, T, G2Z__ATT_STEP);
   const size_t slabs = max(q_slabs + 2 * kv_slabs, 3 * (size_t)g2z__slabs(B * T));
@@ -5273,31 +5261,23 @@ static g2z_status g2z_cuda_attention_bwd(g2z_device *device, const g2z_attention
   const size_t stats = g2z__align(queries * sizeof(float2));
   void *scratch;
   G2Z_TRY(g2z__scratch(device, stats + slabs * (size_t)C * sizeof(float), &scratch));
-  x.stats = (float2 *)scratch;
-  x.q_sums = (float *)((char *)scratch + stats);
-  x.kv_sums = x.q_sums + q_slabs * (size_t)C;
-  const int small = x.HS() <= 64, drops = g2z__dropout_on(&op->dropout);
-  const int tensor = sizeof(A) == 2 && g2z__att_tensor(device, &op->dropout, T);
-  auto run = small ? g2z__attention_plain_bwd_run<A, 64> : g2z__attention_plain_bwd_run<A, 128>;
-  if constexpr (sizeof(A) == 2)
-    if (tensor)
-      run = small   ? drops ? g2z__attention_bwd_run<A, 64, G2Z__DROP_ON>
-                            : g2z__attention_bwd_run<A, 64, G2Z__DROP_OFF>
-            : drops ? g2z__attention_bwd_run<A, 128, G2Z__DROP_ON>
-                    : g2z__attention_bwd_run<A, 128, G2Z__DROP_OFF>;
-  G2Z_TRY(run(device, x));
+  g2z__att_scratch to;
+  to.stats = (float2 *)scratch;
+  to.q_sums = (float *)((char *)scratch + stats);
+  to.kv_sums = to.q_sums + q_slabs * (size_t)C;
+  G2Z_TRY(run(device, op, to));
+  G *dbias = (G *)op->dbias;
   if (tensor) {
-    G *dbias = (G *)op->dbias;
-    G2Z_TRY(g2z__add_slabs<G>(device, x.q_sums, (int)q_slabs, C, op->mode, dbias));
-    G2Z_TRY(g2z__add_slabs<G>(device, x.kv_sums, (int)kv_slabs, 2 * C, op->mode, dbias + C));
+    G2Z_TRY(g2z__add_slabs<G>(device, to.q_sums, (int)q_slabs, C, op->mode, dbias));
+    G2Z_TRY(g2z__add_slabs<G>(device, to.kv_sums, (int)kv_slabs, 2 * C, op->mode, dbias + C));
   } else {
-    G2Z_TRY((g2z__column_slabs<A, G2Z__COLUMNS_PLAIN>(device, x.q_sums, x.dqkv, NULL, B * T,
-                                                      3 * C)));
-    G2Z_TRY(g2z__add_slabs<G>(device, x.q_sums, g2z__slabs(B * T), 3 * C, op->mode,
-                              (G *)op->dbias));
+    G2Z_TRY((g2z__column_slabs<A, G2Z__COLUMNS_PLAIN>(device, to.q_sums, (A *)op->dqkv, NULL,
+                                                      B * T, 3 * C)));
+    G2Z_TRY(g2z__add_slabs<G>(device, to.q_sums, g2z__slabs(B * T), 3 * C, op->mode, dbias));
   }
   if constexpr (sizeof(A) == 2)
-    if (op->narrow) return g2z__narrow_both(device, op->narrow, x.dqkv, B * T, 3 * C);
+    if (op->narrow)
+      return g2z__narrow_both(device, op->narrow, (const A *)op->dqkv, B * T, 3 * C);
   return G2Z_OK;
 }
 
@@ -6232,14 +6212,17 @@ static int g2z__hopper_product_fits(const g2z_device *device, const g2z__lt_key 
 /* Maps x[rows,columns] of a cudaDataType_t in boxes of 128-byte rows; `ld` numbers per row. */
 static g2z_status g2z__product_map(g2z_device *device, CUtensorMap *map, int number,
                                    const void *x, int rows, int columns, int ld, int box_rows) {
-  const unsigned bytes = number == CUDA_R_8F_E4M3 || number == CUDA_R_8F_E5M2 ? 1 : 2;
-  cuuint64_t sizes[2] = {(cuuint64_t)columns, (cuuint64_t)rows};
-  cuuint64_t strides[1] = {(cuuint64_t)ld * bytes};
-  cuuint32_t box[2] = {128 / bytes, (cuuint32_t)box_rows};
-  CUtensorMapDataType type = bytes == 1             ? CU_TENSOR_MAP_DATA_TYPE_UINT8
-                             : number == CUDA_R_16F ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                                    : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  return g2z__tensor_map(device, map, type, 2, x, sizes, strides, box, CU_TENSOR_MAP_SWIZZLE_128B);
+  unsigned bytes = 2;
+  CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  if (number == CUDA_R_16F) type = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  if (number == CUDA_R_8F_E4M3 || number == CUDA_R_8F_E5M2) {
+    bytes = 1;
+    type = CU_TENSOR_MAP_DATA_TYPE_UINT8;
+  }
+  const g2z__tensor tensor = {x, type, 2, {(cuuint64_t)columns, (cuuint64_t)rows},
+                              {(cuuint64_t)ld * bytes}, {128 / bytes, (cuuint32_t)box_rows},
+                              CU_TENSOR_MAP_SWIZZLE_128B};
+  return g2z__tensor_map(device, map, &tensor);
 }
 
 static g2z_status g2z__hopper_product_run(g2z_device *device, const g2z__lt_key *key,
