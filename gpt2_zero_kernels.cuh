@@ -109,11 +109,12 @@ static inline g2z__cuda *g2z__cuda_of(const g2z_device *device) {
 }
 
 static g2z_status g2z__cuda_fail(g2z_services *services, cudaError_t error, const char *what) {
-  g2z_status status = error == cudaErrorMemoryAllocation ? G2Z_NO_MEMORY : G2Z_DEVICE;
+  g2z_status status = G2Z_DEVICE;
   const char *remedy = "see nvidia-smi and dmesg";
   (void)cudaGetLastError(); /* else the next launch would report this error again */
   switch (error) {
     case cudaErrorMemoryAllocation:
+      status = G2Z_NO_MEMORY;
       remedy = "lower the batch, or free the GPU of other programs";
       break;
     case cudaErrorCompatNotSupportedOnDevice:
@@ -131,7 +132,9 @@ static g2z_status g2z__cuda_fail(g2z_services *services, cudaError_t error, cons
     case cudaErrorLaunchFailure:
       remedy = "a kernel failed: compute-sanitizer on the same command names it";
       break;
-    case cudaErrorECCUncorrectable: remedy = "the GPU's memory is faulty: take another GPU"; break;
+    case cudaErrorECCUncorrectable:
+      remedy = "the GPU's memory is faulty: take another GPU";
+      break;
     default: break;
   }
   return g2z_fail(services, status, "%s: %s; %s", what, cudaGetErrorString(error), remedy);
@@ -147,7 +150,8 @@ static g2z_status g2z__cuda_fail(g2z_services *services, cudaError_t error, cons
 /* Reports a launch's error: a bad grid, too much shared memory or an earlier kernel's fault. */
 static g2z_status g2z__launched(g2z_device *device, const char *kernel) {
   cudaError_t error = cudaGetLastError();
-  return error == cudaSuccess ? G2Z_OK : g2z__cuda_fail(device->services, error, kernel);
+  if (error == cudaSuccess) return G2Z_OK;
+  return g2z__cuda_fail(device->services, error, kernel);
 }
 
 /* Programmatic dependent launch, on Hopper and newer. Once all blocks of a kernel have started,
@@ -206,7 +210,8 @@ static g2z_status g2z__launch(g2z_device *device, const char *name, void (*kerne
   config.attrs = &early;
   config.numAttrs = g2z__cuda_of(device)->early_launch;
   cudaError_t error = cudaLaunchKernelEx(&config, kernel, arguments...);
-  return error == cudaSuccess ? G2Z_OK : g2z__cuda_fail(device->services, error, name);
+  if (error == cudaSuccess) return G2Z_OK;
+  return g2z__cuda_fail(device->services, error, name);
 }
 
 /* A driver function in its CUDA 12.0 version, or NULL. It is looked up at run time, so that
@@ -250,8 +255,9 @@ static g2z_status g2z__scratch(g2z_device *device, size_t bytes, void **out) {
                     "%zu bytes of scratch are wanted while a graph is captured: run the same step "
                     "once before the capture", bytes);
   G2Z_ASSERT(cuda->scratch_count < G2Z__SCRATCH_BLOCKS);
-  size_t least = last >= 0 ? cuda->scratch_bytes[last] + cuda->scratch_bytes[last] / 2 : 1 << 20;
-  if (bytes < least) bytes = least;
+  size_t least = 1 << 20;
+  if (last >= 0) least = cuda->scratch_bytes[last] + cuda->scratch_bytes[last] / 2;
+  bytes = max(bytes, least);
   if (last >= 0 && !cuda->captured) { /* waits for the op that uses it */
     cudaFree(cuda->scratch[last]);
     cuda->scratch_count--;
@@ -274,7 +280,7 @@ static g2z_status g2z_cuda_allocate(g2z_device *device, size_t bytes, void **out
   g2z__cuda *cuda = g2z__cuda_of(device);
   *out = NULL;
   void *memory = NULL;
-  cudaError_t error = cudaMalloc(&memory, bytes ? bytes : 1);
+  cudaError_t error = cudaMalloc(&memory, max(bytes, (size_t)1));
   if (error == cudaErrorMemoryAllocation) {
     size_t free_bytes = 0, total_bytes = 0;
     (void)cudaGetLastError();
@@ -285,7 +291,7 @@ static g2z_status g2z_cuda_allocate(g2z_device *device, size_t bytes, void **out
                     (double)free_bytes / 1048576.0, (double)total_bytes / 1048576.0);
   }
   if (error != cudaSuccess) return g2z__cuda_fail(device->services, error, "cudaMalloc");
-  error = cudaMemsetAsync(memory, 0, bytes ? bytes : 1, cuda->stream);
+  error = cudaMemsetAsync(memory, 0, max(bytes, (size_t)1), cuda->stream);
   if (error != cudaSuccess) {
     cudaFree(memory);
     return g2z__cuda_fail(device->services, error, "cudaMemsetAsync");
@@ -303,7 +309,7 @@ static g2z_status g2z_cuda_allocate_host(g2z_device *device, size_t bytes, void 
   g2z__cuda_of(device);
   *out = NULL;
   void *memory = NULL;
-  cudaError_t error = cudaMallocHost(&memory, bytes ? bytes : 1);
+  cudaError_t error = cudaMallocHost(&memory, max(bytes, (size_t)1));
   if (error != cudaSuccess)
     return g2z__cuda_fail(device->services, error, "pinned host memory cannot be had");
   memset(memory, 0, bytes);
@@ -530,9 +536,9 @@ static void g2z_cuda_span_end(const g2z_device *device, g2z_span span) {
 
 static int g2z__cuda_count(void) {
   int count = 0;
-  cudaError_t error = cudaGetDeviceCount(&count);
+  if (cudaGetDeviceCount(&count) != cudaSuccess) count = 0;
   (void)cudaGetLastError();
-  return error == cudaSuccess ? count : 0;
+  return count;
 }
 
 static g2z_status g2z__cuda_find(g2z_services *services, const char *promise) {
@@ -595,7 +601,8 @@ static g2z_status g2z__cuda_select(g2z_services *services, int local_rank, char 
 static g2z_status g2z__cuda_memory(g2z_services *services, size_t *free_bytes,
                                    size_t *total_bytes) {
   cudaError_t error = cudaMemGetInfo(free_bytes, total_bytes);
-  return error == cudaSuccess ? G2Z_OK : g2z__cuda_fail(services, error, "cudaMemGetInfo");
+  if (error == cudaSuccess) return G2Z_OK;
+  return g2z__cuda_fail(services, error, "cudaMemGetInfo");
 }
 
 /* ===== >>k20 numbers =====================================================
@@ -696,7 +703,8 @@ static __device__ inline uint32_t g2z__pair_narrow(uint32_t pair) {
   constexpr bool GRADIENT = std::is_same<E, __nv_fp8_e5m2>::value;
   if constexpr (GRADIENT && std::is_same<A, __half>::value) {
     __half2_raw raw;
-    raw.x = (unsigned short)pair, raw.y = (unsigned short)(pair >> 16);
+    raw.x = (unsigned short)pair;
+    raw.y = (unsigned short)(pair >> 16);
     return __nv_cvt_halfraw2_to_fp8x2(raw, __NV_SATFINITE, __NV_E5M2);
   } else {
     return g2z__pair_8<E>(g2z__pair_of<A>::unpack(pair), GRADIENT ? 1 : G2Z__E4M3_X);
@@ -746,10 +754,12 @@ static __device__ inline void g2z__columns_put(uint8_t *columns, const uint2 (&e
 #pragma unroll
     for (int pair = 0; pair < 2; pair++) {
       unsigned pick = pair ? 0x7362 : 0x5140;
-      uint32_t low = __byte_perm(half ? eight[0].y : eight[0].x, half ? eight[1].y : eight[1].x,
-                                 pick);
-      uint32_t high = __byte_perm(half ? eight[2].y : eight[2].x, half ? eight[3].y : eight[3].x,
-                                  pick);
+      uint32_t low = __byte_perm(eight[0].x, eight[1].x, pick);
+      uint32_t high = __byte_perm(eight[2].x, eight[3].x, pick);
+      if (half) {
+        low = __byte_perm(eight[0].y, eight[1].y, pick);
+        high = __byte_perm(eight[2].y, eight[3].y, pick);
+      }
       words[half * 4 + pair * 2][g][lane] = __byte_perm(low, high, 0x5410);
       words[half * 4 + pair * 2 + 1][g][lane] = __byte_perm(low, high, 0x7632);
     }
@@ -801,7 +811,8 @@ static __device__ inline void g2z__put_floats(float *to, const float (&in)[L]) {
 /* = or += of one number, rounded once. */
 template <typename G>
 static __device__ inline void g2z__put_number(G *to, float value, g2z_write mode) {
-  *to = (G)(mode == G2Z_ACCUMULATE ? g2z__to_float(*to) + value : value);
+  if (mode == G2Z_ACCUMULATE) value = g2z__to_float(*to) + value;
+  *to = (G)value;
 }
 
 #define G2Z__LOG2E 1.4426950408889634f
@@ -905,14 +916,19 @@ g2z_k_add_slabs(G *out0, G *out1, G *out2, const float *partial, int P, int C, g
   if (threadIdx.y != 0 || c >= C) return;
 #pragma unroll
   for (int r = 1; r < 32; r++) sum += rows[r][threadIdx.x];
-  g2z__put_number((k == 0 ? out0 : k == 1 ? out1 : out2) + c, sum, mode);
+  G *out;
+  if (k == 0) out = out0;
+  else if (k == 1) out = out1;
+  else out = out2;
+  g2z__put_number(out + c, sum, mode);
 }
 
 /* Launches g2z_k_add_slabs for up to three outputs. */
 template <typename G>
 static g2z_status g2z__add_slabs(g2z_device *device, const float *partial, int P, int C,
                                  g2z_write mode, G *out0, G *out1 = NULL, G *out2 = NULL) {
-  dim3 grid((unsigned)g2z__blocks((size_t)C, 32), out2 ? 3u : out1 ? 2u : 1u);
+  const unsigned outputs = 1 + (out1 != NULL) + (out2 != NULL);
+  dim3 grid((unsigned)g2z__blocks((size_t)C, 32), outputs);
   return g2z__launch(device, "g2z_k_add_slabs", g2z_k_add_slabs<G>, grid, dim3(32, 32), 0, out0,
                      out1, out2, partial, P, C, mode);
 }
@@ -1102,7 +1118,7 @@ static __global__ void g2z_k_count(int32_t *out, int n) {
 static int g2z__run_rows(const g2z_device *device, int N, int packs) {
   size_t warps = (size_t)g2z__cuda_of(device)->sms * 16;
   size_t rows = (size_t)N * g2z__blocks((size_t)packs, 32) / warps;
-  return rows < 8 ? 8 : rows > 32 ? 32 : (int)rows;
+  return (int)min(max(rows, (size_t)8), (size_t)32);
 }
 
 /* The parts of one launch, passed by value, because the caller's list is in host memory. */
@@ -1143,7 +1159,9 @@ g2z_k_embed_bwd_runs(D *dwte, g2z__row_parts parts, float *heads, float *tails,
   if (((size_t)sorted[end - 1] + 1) * width <= low || (size_t)token * width >= low + count) return;
   bool began_before = first > 0 && sorted[first - 1] == token;
   float sum[L] = {}, before[L] = {}; /* the run's sum; dwte's old row */
-  auto inside = [=](int key) { return (size_t)key * width + column - low < count; };
+  auto inside = [=](int key) {
+    return (size_t)key * width + column - low < count;
+  };
   auto write = [&](bool goes_on) { /* called at the end of a run or of the chunk */
     if (!inside(token)) return;
     if (began_before) g2z__put_floats<L>(heads + (size_t)chunk * width + column, sum);
@@ -1554,20 +1572,22 @@ static g2z_status g2z_cuda_layernorm_fwd(g2z_device *device, const g2z_layernorm
                          (const A *)op->x, (const A *)op->w, (const A *)op->b, C,
                          device->clamped_inputs);
     }
+  auto kernel = g2z_k_layernorm_fwd<A, 2, G2Z__TEAM_BLOCK>;
 #define G2Z__WARPS(A, K) g2z_k_layernorm_fwd<A, K, G2Z__TEAM_WARP>
-  static void (*const warps[])(A *, uint8_t *, float *, float *, const A *, const A *, const A *,
-                               int, int, double *) = {
+  static const decltype(kernel) warps[] = {
       G2Z__WARPS(A, 1), G2Z__WARPS(A, 2), G2Z__WARPS(A, 3), G2Z__WARPS(A, 4),
       G2Z__WARPS(A, 5), G2Z__WARPS(A, 6), G2Z__WARPS(A, 7), G2Z__WARPS(A, 8)};
 #undef G2Z__WARPS
-  int packs = C / g2z__lanes<A>, threads = 32, K = (packs + 31) / 32;
   static_assert(sizeof warps / sizeof *warps == G2Z__ROW_WARP_PACKS, "a kernel for each K");
-  auto kernel = g2z_k_layernorm_fwd<A, 2, G2Z__TEAM_BLOCK>;
-  const bool warp = K <= G2Z__ROW_WARP_PACKS;
-  if (warp) kernel = warps[K - 1];
-  else G2Z_TRY(g2z__row_threads(device, packs, &threads, &K));
-  G2Z_ASSERT(warp || K == 2);
-  unsigned rows = warp ? 8 : 1;
+  int packs = C / g2z__lanes<A>, threads = 32, K = (packs + 31) / 32;
+  unsigned rows = 1; /* per block */
+  if (K <= G2Z__ROW_WARP_PACKS) {
+    kernel = warps[K - 1];
+    rows = 8;
+  } else {
+    G2Z_TRY(g2z__row_threads(device, packs, &threads, &K));
+    G2Z_ASSERT(K == 2);
+  }
   return g2z__launch(device, "g2z_k_layernorm_fwd", kernel,
                      (unsigned)g2z__blocks((size_t)N, rows), dim3((unsigned)threads, rows), 0,
                      (A *)op->y, (uint8_t *)op->narrow, op->mean, op->rstd, (const A *)op->x,
@@ -2075,14 +2095,25 @@ static void g2z__lt_free(g2z__lt_product *product) {
 /* Creates the descriptors of a key. */
 static g2z_status g2z__lt_describe(g2z_device *device, g2z__lt_product *product) {
   const g2z__lt_key *key = &product->key;
-  cublasOperation_t op_a = key->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
-  cublasOperation_t op_b = key->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
-  cublasLtEpilogue_t epilogue = g2z__epilogue_is_ours(key) ? CUBLASLT_EPILOGUE_DEFAULT
-                                                           : (cublasLtEpilogue_t)key->epilogue;
   cudaDataType_t type = (cudaDataType_t)key->type, type_d = (cudaDataType_t)key->type_d;
-  cudaDataType_t type_b = type == CUDA_R_8F_E4M3   ? CUDA_R_8F_E5M2
-                          : type == CUDA_R_8F_E5M2 ? CUDA_R_8F_E4M3 : type;
+  cudaDataType_t type_b = type;
+  if (type == CUDA_R_8F_E4M3) type_b = CUDA_R_8F_E5M2;
+  if (type == CUDA_R_8F_E5M2) type_b = CUDA_R_8F_E4M3;
   uint64_t m = (uint64_t)key->m, n = (uint64_t)key->n, k = (uint64_t)key->k;
+  uint64_t rows_a = m, columns_a = k, rows_b = k, columns_b = n;
+  cublasOperation_t op_a = CUBLAS_OP_N, op_b = CUBLAS_OP_N;
+  if (key->transpose_a) {
+    op_a = CUBLAS_OP_T;
+    rows_a = k;
+    columns_a = m;
+  }
+  if (key->transpose_b) {
+    op_b = CUBLAS_OP_T;
+    rows_b = n;
+    columns_b = k;
+  }
+  cublasLtEpilogue_t epilogue = (cublasLtEpilogue_t)key->epilogue;
+  if (g2z__epilogue_is_ours(key)) epilogue = CUBLASLT_EPILOGUE_DEFAULT;
   G2Z__LT(device, key, cublasLtMatmulDescCreate(&product->desc, (cublasComputeType_t)key->compute,
                                                 CUDA_R_32F));
   G2Z__LT(device, key, cublasLtMatmulDescSetAttribute(product->desc, CUBLASLT_MATMUL_DESC_TRANSA,
@@ -2091,28 +2122,30 @@ static g2z_status g2z__lt_describe(g2z_device *device, g2z__lt_product *product)
                                                       &op_b, sizeof op_b));
   G2Z__LT(device, key, cublasLtMatmulDescSetAttribute(product->desc, CUBLASLT_MATMUL_DESC_EPILOGUE,
                                                       &epilogue, sizeof epilogue));
-  G2Z__LT(device, key, cublasLtMatrixLayoutCreate(&product->a, type, key->transpose_a ? k : m,
-                                                  key->transpose_a ? m : k, key->ld_a));
-  G2Z__LT(device, key, cublasLtMatrixLayoutCreate(&product->b, type_b, key->transpose_b ? n : k,
-                                                  key->transpose_b ? k : n, key->ld_b));
+  G2Z__LT(device, key, cublasLtMatrixLayoutCreate(&product->a, type, rows_a, columns_a, key->ld_a));
+  G2Z__LT(device, key, cublasLtMatrixLayoutCreate(&product->b, type_b, rows_b, columns_b,
+                                                  key->ld_b));
   G2Z__LT(device, key, cublasLtMatrixLayoutCreate(&product->d, type_d, m, n, key->ld_d));
   return G2Z_OK;
 }
 
 /* Sets the parts of the descriptors that no key has: the batch, and addresses of bias and scale. */
 static g2z_status g2z__lt_aim(g2z_device *device, const g2z__lt_product *product,
-                                   const g2z__lt_operands *on) {
-  for (int i = 0; on->batch && i < 3; i++) {
-    cublasLtMatrixLayout_t layout = i == 0 ? product->a : i == 1 ? product->b : product->d;
-    int32_t count = on->batch->count;
-    int64_t apart = (int64_t)(i == 0   ? on->batch->apart_a
-                              : i == 1 ? on->batch->apart_b : on->batch->apart_d);
-    G2Z__LT(device, &product->key,
-            cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count,
-                                             sizeof count));
-    G2Z__LT(device, &product->key,
-            cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
-                                             &apart, sizeof apart));
+                              const g2z__lt_operands *on) {
+  if (on->batch) {
+    const cublasLtMatrixLayout_t layouts[3] = {product->a, product->b, product->d};
+    const size_t distances[3] = {on->batch->apart_a, on->batch->apart_b, on->batch->apart_d};
+    const int32_t count = on->batch->count;
+    for (int i = 0; i < 3; i++) {
+      cublasLtMatrixLayout_t layout = layouts[i];
+      const int64_t apart = (int64_t)distances[i];
+      G2Z__LT(device, &product->key,
+              cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count,
+                                               sizeof count));
+      G2Z__LT(device, &product->key,
+              cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                                               &apart, sizeof apart));
+    }
   }
   if (on->bias)
     G2Z__LT(device, &product->key,
@@ -2128,11 +2161,19 @@ static g2z_status g2z__lt_aim(g2z_device *device, const g2z__lt_product *product
 static cublasStatus_t g2z__lt_run(g2z_device *device, const g2z__lt_product *product,
                                   const g2z__lt_operands *on, const cublasLtMatmulAlgo_t *algo) {
   g2z__cuda *cuda = g2z__cuda_of(device);
-  const float alpha = on->batch ? on->batch->alpha : on->factor;
-  const float beta = !on->c ? 0.0f : on->batch ? on->batch->beta : 1.0f;
+  float alpha = on->factor, beta = 1;
+  const void *c = on->c;
+  if (on->batch) {
+    alpha = on->batch->alpha;
+    beta = on->batch->beta;
+  }
+  if (!c) { /* nothing is added */
+    beta = 0;
+    c = on->d;
+  }
   return cublasLtMatmul(cuda->lt, product->desc, &alpha, on->a, product->a, on->b, product->b,
-                        &beta, on->c ? on->c : on->d, product->d, on->d, product->d, algo,
-                        cuda->lt_workspace, G2Z__PRODUCT_WORKSPACE, cuda->stream);
+                        &beta, c, product->d, on->d, product->d, algo, cuda->lt_workspace,
+                        G2Z__PRODUCT_WORKSPACE, cuda->stream);
 }
 
 /* Times one way to compute a product and keeps it if it is the fastest so far. A refused way does
@@ -2143,17 +2184,17 @@ static g2z_status g2z__lt_try(g2z_device *device, g2z__lt_product *best,
                               const cublasLtMatmulAlgo_t *algo, F run) {
   const g2z__lt_key *key = &best->key;
   const double flop = 2.0 * key->m * key->n * key->k * (on->batch ? on->batch->count : 1);
-  const double fit = G2Z__TIMED_FLOP / flop;
   g2z__cuda *cuda = g2z__cuda_of(device);
   /* Small: the best of three rounds, after one to warm up. A round has up to 8 calls, because the
    * events around one small product take as long as the product. Large: the mean over G2Z__LARGE_MS
    * after as long a warm-up: under the power limit an algorithm that needs less power may win. */
   const int large = flop >= G2Z__LARGE_FLOP;
-  const int calls = large ? G2Z__LARGE_CALLS : fit < 1 ? 1 : fit > 8 ? 8 : (int)fit;
+  int calls = (int)min(max(G2Z__TIMED_FLOP / flop, 1.0), 8.0);
+  if (large) calls = G2Z__LARGE_CALLS;
   float ms, spent_ms = 0, sum_ms = 0, best_ms = INFINITY;
-  int counted = 0;
+  int counted = 0, more = 1;
   G2Z_TRY(g2z_cuda_synchronize(device)); /* the fault of an earlier kernel is not this product's */
-  for (int round = 0; large ? !counted || spent_ms < 2 * G2Z__LARGE_MS : round < 4; round++) {
+  for (int round = 0; more; round++) {
     cudaError_t error = cudaEventRecord(cuda->begin, cuda->stream);
     int done = 0;
     while (done < calls && run() == 0) done++;
@@ -2169,11 +2210,18 @@ static g2z_status g2z__lt_try(g2z_device *device, g2z__lt_product *best,
                g2z_dtype_text(device->dtype), g2z__way_names[way]);
       return g2z__cuda_fail(device->services, error, what);
     }
-    if (large && spent_ms >= G2Z__LARGE_MS) sum_ms += ms, counted++;
+    if (large && spent_ms >= G2Z__LARGE_MS) {
+      sum_ms += ms;
+      counted++;
+    }
     if (round > 0 && ms < best_ms) best_ms = ms;
     spent_ms += ms;
+    more = round < 3;
+    if (large) more = !counted || spent_ms < 2 * G2Z__LARGE_MS;
   }
-  const float us = (large ? sum_ms / (float)counted : best_ms) * 1000 / (float)calls;
+  float round_ms = best_ms;
+  if (large) round_ms = sum_ms / (float)counted;
+  const float us = round_ms * 1000 / (float)calls;
   if (us <= 0 || (best->us > 0 && us >= best->us)) return G2Z_OK;
   best->us = us;
   best->way = way;
@@ -2311,7 +2359,8 @@ static g2z_status g2z__lt_multiply(g2z_device *device, const g2z__lt_key *key,
   if (ours && g2z__hopper_product_fits(device, key, on))
     return g2z__hopper_product_run(device, key, on);
   cublasStatus_t run = g2z__lt_run(device, product, on, &product->algo);
-  return run == CUBLAS_STATUS_SUCCESS ? G2Z_OK : g2z__lt_fail(device, run, "cublasLtMatmul", key);
+  if (run == CUBLAS_STATUS_SUCCESS) return G2Z_OK;
+  return g2z__lt_fail(device, run, "cublasLtMatmul", key);
 }
 
 /* ----- the tuning table as text ------------------------------------------ */
@@ -2405,7 +2454,7 @@ static g2z_status g2z_cuda_tuning_read(g2z_device *device, const char *text) {
     return g2z_fail(device->services, G2Z_FORMAT,
                     "the tuning table begins with \"%.*s\" and not with \"%s\": it was made on "
                     "another GPU or cuBLAS, or by another build; remove it to tune anew",
-                    first < 200 ? (int)first : 200, text, head);
+                    (int)min(first, (size_t)200), text, head);
   int number = 2;
   for (const char *line = text + length + 1; *line; number++) {
     g2z__lt_key key;
@@ -2491,15 +2540,20 @@ static g2z_status g2z__lt_fused_or(g2z_device *device, const g2z__lt_key *key,
                                    const g2z__lt_operands *on, F apart, int *fused) {
   *fused = 0;
   if (!g2z__hopper_product_fits(device, key, on)) return apart();
-  auto run = [&] { return g2z__hopper_product_run(device, key, on); };
+  auto run = [&] {
+    return g2z__hopper_product_run(device, key, on);
+  };
   const int own = device->tune == G2Z_TUNE_OWN;
   g2z__lt_product *product = g2z__lt_chosen(device, key);
   if (!product) {
     g2z__lt_product best; /* added to the table last: apart() adds its own product first */
     memset(&best, 0, sizeof best);
     best.key = *key;
-    best.way = own ? G2Z__WAY_HOPPER : G2Z__WAY_CUBLASLT;
-    if (!own) G2Z_TRY(apart()); /* also times its plain product */
+    best.way = G2Z__WAY_HOPPER;
+    if (!own) {
+      best.way = G2Z__WAY_CUBLASLT;
+      G2Z_TRY(apart()); /* also times its plain product */
+    }
     best.listed = g2z__lt_may_time(device);
     if (best.listed) {
       G2Z_TRY(g2z__lt_try(device, &best, on, G2Z__WAY_CUBLASLT, NULL, apart));
@@ -2512,7 +2566,8 @@ static g2z_status g2z__lt_fused_or(g2z_device *device, const g2z__lt_key *key,
     g2z__cuda_of(device)->products_listed += best.listed;
   }
   *fused = own || product->way == G2Z__WAY_HOPPER;
-  return *fused ? run() : apart();
+  if (*fused) return run();
+  return apart();
 }
 
 /* g2z_k_narrow: to = x times a scale, rounded to e4m3.
@@ -2666,7 +2721,8 @@ static const g2z_narrow_weight *g2z__narrow_ready(const g2z_device *device, cons
  * off, so that partial sums move to fp32. */
 static void g2z__narrow_key(g2z__lt_key *key, cudaDataType_t type) {
   key->type = type;
-  key->transpose_a = 1, key->transpose_b = 0;
+  key->transpose_a = 1;
+  key->transpose_b = 0;
   key->ld_a = key->ld_b = (int32_t)G2Z_NARROW_ROW(key->k);
 }
 
@@ -2684,10 +2740,14 @@ static g2z_status g2z_cuda_linear_fwd(g2z_device *device, const g2z_linear_fwd *
   on.bias = op->bias;
   on.slope = op->slope;
   if (!drops) on.c = op->residual;
-  size_t bytes = apart ? g2z__align((size_t)N * (size_t)O * sizeof(A)) : 0;
-  const g2z_narrow_weight *ready = op->narrow_x ? g2z__narrow_ready(device, op->w) : NULL;
-  size_t narrow_w = op->narrow_x && !ready ? (size_t)O * G2Z_NARROW_ROW(K) : 0;
+  const g2z_narrow_weight *ready = NULL;
+  size_t bytes = 0, narrow_w = 0;
   void *memory = NULL;
+  if (apart) bytes = g2z__align((size_t)N * (size_t)O * sizeof(A));
+  if (op->narrow_x) {
+    ready = g2z__narrow_ready(device, op->w);
+    if (!ready) narrow_w = (size_t)O * G2Z_NARROW_ROW(K);
+  }
   if (bytes + narrow_w) G2Z_TRY(g2z__scratch(device, bytes + narrow_w, &memory));
   if (apart) on.d = memory;
   const g2z__lt_key plain = key;
@@ -2707,10 +2767,13 @@ static g2z_status g2z_cuda_linear_fwd(g2z_device *device, const g2z_linear_fwd *
   if (!op->narrow_x) G2Z_TRY(g2z__lt_multiply(device, &key, &on));
   else if constexpr (sizeof(A) == 2) {
     const g2z_narrow_weight own = {op->w, (uint8_t *)memory + bytes, NULL, K, O};
-    if (!ready) G2Z_TRY(g2z__narrow_launch<A>(device, &own, 1));
+    if (!ready) {
+      G2Z_TRY(g2z__narrow_launch<A>(device, &own, 1));
+      ready = &own;
+    }
     if (op->slope && op->narrow_y == op->y) key.epilogue = G2Z__EPILOGUE_GELU_8;
     else if (op->slope) on.narrow = op->narrow_y;
-    on.a = ready ? ready->columns : own.columns;
+    on.a = ready->columns;
     on.b = op->narrow_x;
     g2z__narrow_key(&key, CUDA_R_8F_E4M3);
     G2Z_TRY(g2z__hopper_product_run(device, &key, &on));
@@ -2732,12 +2795,15 @@ static g2z_status g2z_cuda_linear_bwd_data(g2z_device *device, const g2z_linear_
   g2z__lt_operands on = g2z__lt_rows(op->dx, op->dy, op->w);
   if (!op->slope && !narrow) return g2z__lt_multiply(device, &plain, &on);
   size_t ours = g2z__blocks((size_t)N, G2Z__PRODUCT_ROWS), slabs = (size_t)g2z__slabs(N);
-  size_t rows = op->slope ? ours > slabs ? ours : slabs : 0;
-  size_t sums = g2z__align(rows * (size_t)K * sizeof(float));
-  const g2z_narrow_weight *ready = narrow ? g2z__narrow_ready(device, op->w) : NULL;
-  size_t narrow_w = narrow && !ready ? g2z__align((size_t)K * G2Z_NARROW_ROW(O)) : 0;
+  const g2z_narrow_weight *ready = NULL;
+  size_t sums = 0, narrow_w = 0;
   void *memory = NULL;
   int fused = 1;
+  if (op->slope) sums = g2z__align(max(ours, slabs) * (size_t)K * sizeof(float));
+  if (narrow) {
+    ready = g2z__narrow_ready(device, op->w);
+    if (!ready) narrow_w = g2z__align((size_t)K * G2Z_NARROW_ROW(O));
+  }
   if (sums + narrow_w) G2Z_TRY(g2z__scratch(device, sums + narrow_w, &memory));
   on.slope = (void *)op->slope;
   on.sums = (float *)memory;
@@ -2745,10 +2811,12 @@ static g2z_status g2z_cuda_linear_bwd_data(g2z_device *device, const g2z_linear_
   if (op->slope) key.epilogue = G2Z__EPILOGUE_TIMES_SLOPE;
   if (narrow) {
     if constexpr (std::is_same<A, __half>::value) {
-      uint8_t *to = (uint8_t *)memory + sums;
-      if (!ready)
+      if (ready) on.a = ready->rows;
+      else {
+        uint8_t *to = (uint8_t *)memory + sums;
         G2Z_TRY(g2z__narrow(device, to, (const A *)op->w, G2Z__E4M3_W, K, O, NULL));
-      on.a = ready ? ready->rows : to;
+        on.a = to;
+      }
       on.b = narrow;
       if (op->slope) {
         G2Z_TRY(g2z__narrow_both(device, narrow, (const A *)op->dy, N, O));
@@ -2852,13 +2920,18 @@ struct g2z__rows {
   double *clamped;               /* counts the numbers in `narrow` if they are e4m3; or NULL */
 };
 
+/* Head h of sequence b, in tensors of NH heads of HS numbers. */
+struct g2z__head_place {
+  int b, h, T, NH, HS;
+};
+
 /* Rows of `narrow` are contiguous: their length is a multiple of 16. */
 template <typename A>
-static __device__ inline g2z__rows<A> g2z__rows_of(A *base, int b, int h, int part, int parts,
-                                                   int T, int NH, int HS, uint8_t *narrow = NULL) {
-  size_t C = (size_t)NH * (size_t)HS, stride = C * (size_t)parts;
-  size_t first = (size_t)b * (size_t)T * stride + (size_t)part * C + (size_t)(h * HS);
-  return {base + first, stride, T, HS, base, narrow, NULL};
+static __device__ inline g2z__rows<A> g2z__rows_of(A *base, g2z__head_place at, int part,
+                                                   int parts, uint8_t *narrow = NULL) {
+  size_t C = (size_t)at.NH * (size_t)at.HS, stride = C * (size_t)parts;
+  size_t first = (size_t)at.b * (size_t)at.T * stride + (size_t)part * C + (size_t)(at.h * at.HS);
+  return {base + first, stride, at.T, at.HS, base, narrow, NULL};
 }
 /* Writes 8 numbers of a rectangle. E is the type in `narrow`. */
 template <typename E, typename A>
@@ -2942,7 +3015,8 @@ static __device__ inline void g2z__store_c(const g2z__rows<A> &to, float (&c)[HS
         float *two = c[n + i] + half * 2;
         words[i] = g2z__pair_of<A>::pack(two[0] * factor, two[1] * factor);
         float2 rounded = g2z__pair_of<A>::unpack(words[i]);
-        two[0] = rounded.x, two[1] = rounded.y;
+        two[0] = rounded.x;
+        two[1] = rounded.y;
       }
       g2z__transpose<1>(words);
       int x = n * 8 + g2z__lane() % 4 * 8;
@@ -2973,9 +3047,11 @@ static __device__ inline void g2z__load_tile(uint32_t tile, const g2z__rows<cons
 #pragma unroll
   for (int i = 0; i < G2Z__ATT_STEP; i += TOGETHER) {
     int inside = row + y + i < from.T && piece * 8 < from.HS;
+    const A *at = inside ? source : from.at;
+    const int bytes = inside ? 16 : 0; /* the rest becomes zeros */
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
                      to + (uint32_t)(i * HSP * 2)),
-                 "l"(inside ? source : from.at), "r"(inside ? 16 : 0)
+                 "l"(at), "r"(bytes)
                  : "memory");
     source += TOGETHER * from.stride;
   }
@@ -3013,6 +3089,14 @@ static __device__ inline uint32_t g2z__tile_at(uint32_t tile, g2z__reader reader
                                                int column) {
   return tile + (uint32_t)(row * HSP * 2) + reader.row + (reader.swizzle ^ (uint32_t)(column * 2));
 }
+
+/* A lane's two ways to read a tile. */
+template <int HSP>
+struct g2z__readers {
+  g2z__reader rows, transposed;
+  __device__ inline g2z__readers(void)
+      : rows(g2z__reader_b<HSP>()), transposed(g2z__reader_b_transposed<HSP>()) {}
+};
 
 static __device__ inline void g2z__read_b(uint32_t (&b)[4], uint32_t at) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -3225,8 +3309,7 @@ static __device__ inline void g2z__shrink(float (&o)[MT][HSP / 8][4],
 template <int HSP, typename A>
 static __device__ inline void g2z__att_finish(A *out, float *lse, float (&o)[HSP / 8][4],
                                               const float (&largest)[2], const float (&sum)[2],
-                                              int b, int h, int row, int T, int NH, int HS,
-                                              float scale) {
+                                              const g2z__head_place &at, int row, float scale) {
   float inverse[2];
 #pragma unroll
   for (int half = 0; half < 2; half++) {
@@ -3235,10 +3318,11 @@ static __device__ inline void g2z__att_finish(A *out, float *lse, float (&o)[HSP
     total += __shfl_xor_sync(G2Z__ALL_LANES, total, 2);
     inverse[half] = 1.0f / total;
     int query = row + g2z__lane_row() + half * 8;
-    if (g2z__lane() % 4 == 0 && query < T)
-      lse[(size_t)(b * NH + h) * (size_t)T + (size_t)query] = largest[half] * scale + logf(total);
+    if (g2z__lane() % 4 == 0 && query < at.T)
+      lse[(size_t)(at.b * at.NH + at.h) * (size_t)at.T + (size_t)query] =
+          largest[half] * scale + logf(total);
   }
-  g2z__store_c<HSP>(g2z__rows_of(out, b, h, 0, 1, T, NH, HS), o, row, inverse[0], inverse[1]);
+  g2z__store_c<HSP>(g2z__rows_of(out, at, 0, 1), o, row, inverse[0], inverse[1]);
 }
 
 /* No query sees a later key. */
@@ -3279,8 +3363,9 @@ g2z_k_attention_fwd(A *out, float *lse, const A *qkv, g2z_dropout dropout, int T
   int blocks = (T + G2Z__ATT_ROWS - 1) / G2Z__ATT_ROWS, bh = (int)blockIdx.x / blocks;
   int block = blocks - 1 - (int)blockIdx.x % blocks, b = bh / NH, h = bh % NH;
   int row = block * G2Z__ATT_ROWS + (int)(threadIdx.x / G2Z__WARP) * 16 * MT;
-  auto q = g2z__rows_of(qkv, b, h, 0, 3, T, NH, HS), k = g2z__rows_of(qkv, b, h, 1, 3, T, NH, HS);
-  auto v = g2z__rows_of(qkv, b, h, 2, 3, T, NH, HS);
+  const g2z__head_place head = {b, h, T, NH, HS};
+  auto q = g2z__rows_of(qkv, head, 0, 3), k = g2z__rows_of(qkv, head, 1, 3);
+  auto v = g2z__rows_of(qkv, head, 2, 3);
   g2z__k_begin();
   g2z__att_drop drop;
   if constexpr (DROP == G2Z__DROP_ON) drop = g2z__att_drop_open(dropout, b, h, T);
@@ -3330,7 +3415,7 @@ g2z_k_attention_fwd(A *out, float *lse, const A *qkv, g2z_dropout dropout, int T
   }
 #pragma unroll
   for (int m = 0; m < MT; m++)
-    g2z__att_finish<HSP>(out, lse, o[m], largest[m], sum[m], b, h, row + m * 16, T, NH, HS, scale);
+    g2z__att_finish<HSP>(out, lse, o[m], largest[m], sum[m], head, row + m * 16, scale);
 #else
   (void)out, (void)lse, (void)qkv, (void)dropout, (void)T, (void)NH, (void)HS, (void)scale;
 #endif
@@ -3382,19 +3467,27 @@ static __device__ inline void g2z__column_slab(float *to, float *shared,
   }
 }
 
+/* A warp's queries in the dQ kernel: 16 MT rows from `row` on. */
+template <int HSP, int MT>
+struct g2z__dq_rows {
+  uint32_t q[MT][HSP / 16][4], dout[MT][HSP / 16][4];
+  float lse2[MT][2], d[MT][2];   /* lse * log2(e); the sum over HS of dout * out */
+  float dq[MT][HSP / 8][4];
+  int row;
+};
+
 /* A warp's step of the dQ kernel: 64 keys, 16 at a time, so that scores take few registers. */
 template <typename A, int HSP, g2z__drop DROP, g2z__att_mask MASK, int MT>
 static __device__ inline void
-g2z__dq_step(float (&dq)[MT][HSP / 8][4], const uint32_t (&q)[MT][HSP / 16][4],
-             const uint32_t (&dout)[MT][HSP / 16][4], const float (&lse2)[MT][2],
-             const float (&d)[MT][2], uint32_t k_tile, uint32_t v_tile, g2z__reader reader,
-             g2z__reader transposed, const g2z__att_drop &drop, int row, int key0, float scale2) {
+g2z__dq_step(g2z__dq_rows<HSP, MT> &own, uint32_t k_tile, uint32_t v_tile,
+             const g2z__readers<HSP> &readers, const g2z__att_drop &drop, int key0, float scale2) {
+  const int row = own.row;
 #pragma unroll 1 /* unrolling takes registers and gains nothing */
   for (int key = 0; key < G2Z__ATT_STEP; key += 16) {
     if (MASK == G2Z__MASK_CAUSAL && key0 + key >= row + 16 * MT) break;
     float s[MT][2][4] = {}, dp[MT][2][4] = {};
-    g2z__scores<A, HSP, MT, 16>(s, q, k_tile, reader, key);
-    g2z__scores<A, HSP, MT, 16>(dp, dout, v_tile, reader, key);
+    g2z__scores<A, HSP, MT, 16>(s, own.q, k_tile, readers.rows, key);
+    g2z__scores<A, HSP, MT, 16>(dp, own.dout, v_tile, readers.rows, key);
     uint32_t ds[MT][4];
 #pragma unroll
     for (int m = 0; m < MT; m++) {
@@ -3408,15 +3501,15 @@ g2z__dq_step(float (&dq)[MT][HSP / 8][4], const uint32_t (&q)[MT][HSP / 16][4],
         for (int i = 0; i < 4; i++) {
           int x = key0 + key + n * 8 + g2z__lane_column() + i % 2;
           int y = row + m * 16 + g2z__lane_row() + i / 2 * 8;
-          float p = g2z__exp2(s[m][n][i] * scale2 - lse2[m][i / 2]);
+          float p = g2z__exp2(s[m][n][i] * scale2 - own.lse2[m][i / 2]);
           if (MASK == G2Z__MASK_CAUSAL && x > y) p = 0;
           if constexpr (DROP == G2Z__DROP_ON) dp[m][n][i] *= factors[i];
-          s[m][n][i] = p * (dp[m][n][i] - d[m][i / 2]);
+          s[m][n][i] = p * (dp[m][n][i] - own.d[m][i / 2]);
         }
       }
       g2z__as_a<A>(ds[m], s[m][0], s[m][1]);
     }
-    g2z__weighted<A, HSP, MT>(dq, ds, k_tile, transposed, key);
+    g2z__weighted<A, HSP, MT>(own.dq, ds, k_tile, readers.transposed, key);
   }
 }
 
@@ -3442,9 +3535,10 @@ g2z_k_attention_bwd_q(A *dqkv, float2 *stats, float *sums, const A *dout, const 
   int blocks = (T + G2Z__ATT_ROWS - 1) / G2Z__ATT_ROWS, bh = (int)blockIdx.x / blocks;
   int block = blocks - 1 - (int)blockIdx.x % blocks, b = bh / NH, h = bh % NH;
   int row = block * G2Z__ATT_ROWS + (int)(threadIdx.x / G2Z__WARP) * 16 * MT;
-  auto q = g2z__rows_of(qkv, b, h, 0, 3, T, NH, HS), k = g2z__rows_of(qkv, b, h, 1, 3, T, NH, HS);
-  auto v = g2z__rows_of(qkv, b, h, 2, 3, T, NH, HS);
-  auto o = g2z__rows_of(out, b, h, 0, 1, T, NH, HS), g = g2z__rows_of(dout, b, h, 0, 1, T, NH, HS);
+  const g2z__head_place head = {b, h, T, NH, HS};
+  auto q = g2z__rows_of(qkv, head, 0, 3), k = g2z__rows_of(qkv, head, 1, 3);
+  auto v = g2z__rows_of(qkv, head, 2, 3);
+  auto o = g2z__rows_of(out, head, 0, 1), g = g2z__rows_of(dout, head, 0, 1);
   g2z__k_begin();
   g2z__att_drop drop;
   if constexpr (DROP == G2Z__DROP_ON) drop = g2z__att_drop_open(dropout, b, h, T);
@@ -3452,36 +3546,36 @@ g2z_k_attention_bwd_q(A *dqkv, float2 *stats, float *sums, const A *dout, const 
   g2z__load_tile<HSP, THREADS>(tiles, k, 0);
   g2z__load_tile<HSP, THREADS>(tiles + 2 * g2z__tile_bytes<HSP>, v, 0);
   g2z__copies_commit();
-  uint32_t qa[MT][HSP / 16][4], ga[MT][HSP / 16][4];
-  float lse2[MT][2], d[MT][2], dq[MT][HSP / 8][4] = {};
+  g2z__dq_rows<HSP, MT> own = {};
+  own.row = row;
 #pragma unroll
   for (int m = 0; m < MT; m++) {
-    g2z__load_a<HSP>(qa[m], o, row + m * 16);
-    g2z__load_a<HSP>(ga[m], g, row + m * 16);
-    d[m][0] = d[m][1] = 0; /* the sums of dout * out over rows g and g + 8 */
+    auto &d = own.d[m]; /* for rows g and g + 8 */
+    g2z__load_a<HSP>(own.q[m], o, row + m * 16); /* `out` lies there until d is known */
+    g2z__load_a<HSP>(own.dout[m], g, row + m * 16);
 #pragma unroll
     for (int part = 0; part < HSP / 16; part++)
 #pragma unroll
       for (int i = 0; i < 4; i++) {
-        float2 x = g2z__pair_of<A>::unpack(ga[m][part][i]);
-        float2 y = g2z__pair_of<A>::unpack(qa[m][part][i]);
-        d[m][i % 2] += x.x * y.x + x.y * y.y;
+        float2 x = g2z__pair_of<A>::unpack(own.dout[m][part][i]);
+        float2 y = g2z__pair_of<A>::unpack(own.q[m][part][i]);
+        d[i % 2] += x.x * y.x + x.y * y.y;
       }
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-      d[m][half] += __shfl_xor_sync(G2Z__ALL_LANES, d[m][half], 1);
-      d[m][half] += __shfl_xor_sync(G2Z__ALL_LANES, d[m][half], 2);
+      d[half] += __shfl_xor_sync(G2Z__ALL_LANES, d[half], 1);
+      d[half] += __shfl_xor_sync(G2Z__ALL_LANES, d[half], 2);
     }
-    g2z__load_a<HSP>(qa[m], q, row + m * 16);
+    g2z__load_a<HSP>(own.q[m], q, row + m * 16);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       int query = row + m * 16 + g2z__lane_row() + half * 8;
       size_t at = (size_t)bh * (size_t)T + (size_t)query;
-      lse2[m][half] = query < T ? lse[at] * G2Z__LOG2E : 0.0f;
-      if (g2z__lane() % 4 == 0 && query < T) stats[at] = make_float2(lse2[m][half], d[m][half]);
+      own.lse2[m][half] = query < T ? lse[at] * G2Z__LOG2E : 0.0f;
+      if (g2z__lane() % 4 == 0 && query < T) stats[at] = make_float2(own.lse2[m][half], d[half]);
     }
   }
-  g2z__reader reader = g2z__reader_b<HSP>(), transposed = g2z__reader_b_transposed<HSP>();
+  const g2z__readers<HSP> readers;
   for (int step = 0; step < steps; step++) {
     uint32_t k_tile = tiles + (uint32_t)(step % 2 * g2z__tile_bytes<HSP>);
     uint32_t v_tile = k_tile + 2 * g2z__tile_bytes<HSP>;
@@ -3494,45 +3588,56 @@ g2z_k_attention_bwd_q(A *dqkv, float2 *stats, float *sums, const A *dout, const 
       g2z__copies_commit();
     }
     if (step * STEP + STEP <= row)
-      g2z__dq_step<A, HSP, DROP, G2Z__MASK_NONE>(dq, qa, ga, lse2, d, k_tile, v_tile, reader,
-                                                 transposed, drop, row, step * STEP,
+      g2z__dq_step<A, HSP, DROP, G2Z__MASK_NONE>(own, k_tile, v_tile, readers, drop, step * STEP,
                                                  scale * G2Z__LOG2E);
     else
-      g2z__dq_step<A, HSP, DROP, G2Z__MASK_CAUSAL>(dq, qa, ga, lse2, d, k_tile, v_tile, reader,
-                                                   transposed, drop, row, step * STEP,
+      g2z__dq_step<A, HSP, DROP, G2Z__MASK_CAUSAL>(own, k_tile, v_tile, readers, drop, step * STEP,
                                                    scale * G2Z__LOG2E);
   }
-  auto to = g2z__rows_of(dqkv, b, h, 0, 3, T, NH, HS);
+  auto to = g2z__rows_of(dqkv, head, 0, 3);
 #pragma unroll
-  for (int m = 0; m < MT; m++) g2z__store_c<HSP>(to, dq[m], row + m * 16, scale, scale);
+  for (int m = 0; m < MT; m++) g2z__store_c<HSP>(to, own.dq[m], row + m * 16, scale, scale);
   size_t slab = (size_t)b * (size_t)blocks + (size_t)block;
   g2z__column_slab<HSP, MT, THREADS>(sums + slab * (size_t)(NH * HS) + (size_t)(h * HS),
-                                     reinterpret_cast<float *>(g2z__shared), dq, HS);
+                                     reinterpret_cast<float *>(g2z__shared), own.dq, HS);
 #else
   (void)dqkv, (void)stats, (void)sums, (void)dout, (void)out, (void)lse, (void)qkv;
   (void)dropout, (void)T, (void)NH, (void)HS, (void)scale;
 #endif
 }
 
+/* 64 queries in shared memory. */
+struct g2z__query_tiles {
+  uint32_t q, dout;
+  const float2 *stats;
+};
+
+/* A warp's 16 keys in the dK and dV kernel, from `row` on. */
+template <int HSP>
+struct g2z__dkv_rows {
+  uint32_t k[1][HSP / 16][4], v[1][HSP / 16][4];
+  int row;
+};
+
 /* A warp's step of the dK and dV kernel: its 16 keys and 64 queries. It computes S^T and dP^T, so
  * that P^T and dS^T already lie in registers as A of the next two products. */
 template <typename A, int HSP, g2z__drop DROP, g2z__att_mask MASK>
 static __device__ inline void
 g2z__dkv_step(float (&dk)[1][HSP / 8][4], float (&dv)[1][HSP / 8][4],
-              const uint32_t (&k)[1][HSP / 16][4], const uint32_t (&v)[1][HSP / 16][4],
-              uint32_t q_tile, uint32_t g_tile, const float2 *stats, g2z__reader reader,
-              g2z__reader transposed, const g2z__att_drop &drop, int row, int query0,
+              const g2z__dkv_rows<HSP> &keys, g2z__query_tiles tiles,
+              const g2z__readers<HSP> &readers, const g2z__att_drop &drop, int query0,
               float scale2) {
+  const int row = keys.row;
 #pragma unroll 1 /* unrolling takes registers and gains nothing */
   for (int query = 0; query < G2Z__ATT_STEP; query += 16) {
     if (MASK == G2Z__MASK_CAUSAL && query0 + query < row) continue;
     float s[1][2][4] = {}, dp[1][2][4] = {};
-    g2z__scores<A, HSP, 1, 16>(s, k, q_tile, reader, query);
-    g2z__scores<A, HSP, 1, 16>(dp, v, g_tile, reader, query);
+    g2z__scores<A, HSP, 1, 16>(s, keys.k, tiles.q, readers.rows, query);
+    g2z__scores<A, HSP, 1, 16>(dp, keys.v, tiles.dout, readers.rows, query);
 #pragma unroll
     for (int n = 0; n < 2; n++) {
-      /* {lse2, D} of queries 2t and 2t + 1 */
-      float4 two = *reinterpret_cast<const float4 *>(stats + query + n * 8 + g2z__lane_column());
+      const float2 *stats = tiles.stats + query + n * 8 + g2z__lane_column();
+      float4 two = *reinterpret_cast<const float4 *>(stats); /* {lse2, D} of 2t and 2t + 1 */
       float factors[4];
       if constexpr (DROP == G2Z__DROP_ON)
         g2z__att_drop_tile<G2Z__ROWS_ARE_KEYS>(factors, drop, row, query0 + query + n * 8);
@@ -3552,19 +3657,19 @@ g2z__dkv_step(float (&dk)[1][HSP / 8][4], float (&dv)[1][HSP / 8][4],
     }
     uint32_t a[1][4];
     g2z__as_a<A>(a[0], s[0][0], s[0][1]);
-    g2z__weighted<A, HSP, 1>(dv, a, g_tile, transposed, query);
+    g2z__weighted<A, HSP, 1>(dv, a, tiles.dout, readers.transposed, query);
     g2z__as_a<A>(a[0], dp[0][0], dp[0][1]);
-    g2z__weighted<A, HSP, 1>(dk, a, q_tile, transposed, query);
+    g2z__weighted<A, HSP, 1>(dk, a, tiles.q, readers.transposed, query);
   }
 }
 
 /* Starts copying the statistics of 64 queries. They are zero beyond T, as dout is. */
 static __device__ inline void g2z__load_stats(float2 *to, const float2 *from, int row, int T) {
   if (threadIdx.x >= G2Z__ATT_STEP) return;
-  int y = row + (int)threadIdx.x, inside = y < T;
+  int y = row + (int)threadIdx.x, bytes = y < T ? 8 : 0;
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(
                    (uint32_t)__cvta_generic_to_shared(to + threadIdx.x)),
-               "l"(from + (inside ? y : 0)), "r"(inside ? 8 : 0)
+               "l"(from + (y < T ? y : 0)), "r"(bytes)
                : "memory");
 }
 
@@ -3587,58 +3692,57 @@ g2z_k_attention_bwd_kv(A *dqkv, float *sums, const float2 *stats, const A *dout,
 #if __CUDA_ARCH__ >= 800
   constexpr int THREADS = G2Z__ATT_KV_THREADS, STEP = G2Z__ATT_STEP;
   extern __shared__ __align__(128) unsigned char g2z__shared[];
-  uint32_t tiles = (uint32_t)__cvta_generic_to_shared(g2z__shared);
+  uint32_t shared = (uint32_t)__cvta_generic_to_shared(g2z__shared);
   float2 *stats_tiles = reinterpret_cast<float2 *>(g2z__shared + 4 * g2z__tile_bytes<HSP>);
   int blocks = (T + STEP - 1) / STEP, bh = (int)blockIdx.x / blocks;
   int block = (int)blockIdx.x % blocks, b = bh / NH, h = bh % NH;
   int row = block * STEP + (int)(threadIdx.x / G2Z__WARP) * 16;
-  auto q = g2z__rows_of(qkv, b, h, 0, 3, T, NH, HS), k = g2z__rows_of(qkv, b, h, 1, 3, T, NH, HS);
-  auto v = g2z__rows_of(qkv, b, h, 2, 3, T, NH, HS), g = g2z__rows_of(dout, b, h, 0, 1, T, NH, HS);
+  const g2z__head_place head = {b, h, T, NH, HS};
+  auto q = g2z__rows_of(qkv, head, 0, 3), k = g2z__rows_of(qkv, head, 1, 3);
+  auto v = g2z__rows_of(qkv, head, 2, 3), g = g2z__rows_of(dout, head, 0, 1);
   stats += (size_t)bh * (size_t)T;
   g2z__k_begin();
   g2z__att_drop drop;
   if constexpr (DROP == G2Z__DROP_ON) drop = g2z__att_drop_open(dropout, b, h, T);
-  g2z__load_tile<HSP, THREADS>(tiles, q, block * STEP);
-  g2z__load_tile<HSP, THREADS>(tiles + 2 * g2z__tile_bytes<HSP>, g, block * STEP);
+  g2z__load_tile<HSP, THREADS>(shared, q, block * STEP);
+  g2z__load_tile<HSP, THREADS>(shared + 2 * g2z__tile_bytes<HSP>, g, block * STEP);
   g2z__load_stats(stats_tiles, stats, block * STEP, T);
   g2z__copies_commit();
-  uint32_t ka[1][HSP / 16][4], va[1][HSP / 16][4];
+  g2z__dkv_rows<HSP> keys;
   float dk[1][HSP / 8][4] = {}, dv[1][HSP / 8][4] = {};
-  g2z__load_a<HSP>(ka[0], k, row);
-  g2z__load_a<HSP>(va[0], v, row);
-  g2z__reader reader = g2z__reader_b<HSP>(), transposed = g2z__reader_b_transposed<HSP>();
+  keys.row = row;
+  g2z__load_a<HSP>(keys.k[0], k, row);
+  g2z__load_a<HSP>(keys.v[0], v, row);
+  const g2z__readers<HSP> readers;
   for (int step = block; step < blocks; step++) {
     int stage = (step - block) % 2;
-    uint32_t q_tile = tiles + (uint32_t)(stage * g2z__tile_bytes<HSP>);
-    uint32_t g_tile = q_tile + 2 * g2z__tile_bytes<HSP>;
-    const float2 *stats_tile = stats_tiles + stage * STEP;
+    uint32_t q_tile = shared + (uint32_t)(stage * g2z__tile_bytes<HSP>);
+    const g2z__query_tiles tiles = {q_tile, q_tile + 2 * g2z__tile_bytes<HSP>,
+                                    stats_tiles + stage * STEP};
     g2z__copies_wait();
     __syncthreads(); /* this stage has arrived, and no thread still reads the other */
     if (step + 1 < blocks) {
-      uint32_t next = tiles + (uint32_t)((1 - stage) * g2z__tile_bytes<HSP>);
+      uint32_t next = shared + (uint32_t)((1 - stage) * g2z__tile_bytes<HSP>);
       g2z__load_tile<HSP, THREADS>(next, q, (step + 1) * STEP);
       g2z__load_tile<HSP, THREADS>(next + 2 * g2z__tile_bytes<HSP>, g, (step + 1) * STEP);
       g2z__load_stats(stats_tiles + (1 - stage) * STEP, stats, (step + 1) * STEP, T);
       g2z__copies_commit();
     }
     if (step > block)
-      g2z__dkv_step<A, HSP, DROP, G2Z__MASK_NONE>(dk, dv, ka, va, q_tile, g_tile, stats_tile,
-                                                  reader, transposed, drop, row, step * STEP,
-                                                  scale * G2Z__LOG2E);
+      g2z__dkv_step<A, HSP, DROP, G2Z__MASK_NONE>(dk, dv, keys, tiles, readers, drop,
+                                                  step * STEP, scale * G2Z__LOG2E);
     else
-      g2z__dkv_step<A, HSP, DROP, G2Z__MASK_CAUSAL>(dk, dv, ka, va, q_tile, g_tile, stats_tile,
-                                                    reader, transposed, drop, row, step * STEP,
-                                                    scale * G2Z__LOG2E);
+      g2z__dkv_step<A, HSP, DROP, G2Z__MASK_CAUSAL>(dk, dv, keys, tiles, readers,
+                                                    drop, step * STEP, scale * G2Z__LOG2E);
   }
-  auto dk_rows = g2z__rows_of(dqkv, b, h, 1, 3, T, NH, HS);
-  auto dv_rows = g2z__rows_of(dqkv, b, h, 2, 3, T, NH, HS);
+  auto dk_rows = g2z__rows_of(dqkv, head, 1, 3), dv_rows = g2z__rows_of(dqkv, head, 2, 3);
   g2z__store_c<HSP>(dk_rows, dk[0], row, scale, scale);
   g2z__store_c<HSP>(dv_rows, dv[0], row, 1.0f, 1.0f);
   size_t C = (size_t)(NH * HS), slab = (size_t)b * (size_t)blocks + (size_t)block;
   float *to = sums + slab * 2 * C + (size_t)(h * HS);
-  float *shared = reinterpret_cast<float *>(g2z__shared);
-  g2z__column_slab<HSP, 1, THREADS>(to, shared, dk, HS);
-  g2z__column_slab<HSP, 1, THREADS>(to + C, shared, dv, HS);
+  float *floats = reinterpret_cast<float *>(g2z__shared);
+  g2z__column_slab<HSP, 1, THREADS>(to, floats, dk, HS);
+  g2z__column_slab<HSP, 1, THREADS>(to + C, floats, dv, HS);
 #else
   (void)dqkv, (void)sums, (void)stats, (void)dout, (void)qkv, (void)dropout, (void)T, (void)NH;
   (void)HS, (void)scale;
@@ -3705,8 +3809,10 @@ static __device__ inline float g2z__plain_dot(const float (&x)[HSP], const float
 #pragma unroll
   for (int d = 0; d < HSP; d += 4) {
     float4 four = *reinterpret_cast<const float4 *>(&y[d]);
-    sum.x += x[d] * four.x, sum.y += x[d + 1] * four.y;
-    sum.z += x[d + 2] * four.z, sum.w += x[d + 3] * four.w;
+    sum.x += x[d] * four.x;
+    sum.y += x[d + 1] * four.y;
+    sum.z += x[d + 2] * four.z;
+    sum.w += x[d + 3] * four.w;
   }
   return sum.x + sum.y + (sum.z + sum.w);
 }
@@ -3718,8 +3824,10 @@ static __device__ inline void g2z__plain_add(float (&to)[HSP], float weight,
 #pragma unroll
   for (int d = 0; d < HSP; d += 4) {
     float4 four = *reinterpret_cast<const float4 *>(&row[d]);
-    to[d] += weight * four.x, to[d + 1] += weight * four.y;
-    to[d + 2] += weight * four.z, to[d + 3] += weight * four.w;
+    to[d] += weight * four.x;
+    to[d + 1] += weight * four.y;
+    to[d + 2] += weight * four.z;
+    to[d + 3] += weight * four.w;
   }
 }
 
@@ -3736,12 +3844,13 @@ g2z_k_attention_plain_fwd(A *out, float *lse, const A *qkv, g2z_dropout dropout,
   int blocks = (T + G2Z__PLAIN_ROWS - 1) / G2Z__PLAIN_ROWS, bh = (int)blockIdx.x / blocks;
   int first = (blocks - 1 - (int)blockIdx.x % blocks) * G2Z__PLAIN_ROWS, b = bh / NH, h = bh % NH;
   int query = first + (int)threadIdx.x;
-  auto k = g2z__rows_of(qkv, b, h, 1, 3, T, NH, HS), v = g2z__rows_of(qkv, b, h, 2, 3, T, NH, HS);
+  const g2z__head_place head = {b, h, T, NH, HS};
+  auto k = g2z__rows_of(qkv, head, 1, 3), v = g2z__rows_of(qkv, head, 2, 3);
   g2z__k_begin();
   g2z__att_drop drop;
   if (dropout.probability > 0) drop = g2z__att_drop_open(dropout, b, h, T);
   float q[HSP], o[HSP] = {}, largest = -INFINITY, sum = 0;
-  g2z__plain_row<HSP>(q, g2z__rows_of(qkv, b, h, 0, 3, T, NH, HS), query);
+  g2z__plain_row<HSP>(q, g2z__rows_of(qkv, head, 0, 3), query);
   for (int key0 = 0; key0 < min(T, first + G2Z__PLAIN_ROWS); key0 += STEP) {
     __syncthreads(); /* all threads have read the last tiles */
     g2z__plain_tile<HSP>(k_tile, k, key0);
@@ -3771,7 +3880,7 @@ g2z_k_attention_plain_fwd(A *out, float *lse, const A *qkv, g2z_dropout dropout,
   }
   if (query >= T) return;
   lse[(size_t)bh * (size_t)T + (size_t)query] = largest + logf(sum);
-  g2z__plain_store<HSP>(g2z__rows_of(out, b, h, 0, 1, T, NH, HS), o, query, 1.0f / sum);
+  g2z__plain_store<HSP>(g2z__rows_of(out, head, 0, 1), o, query, 1.0f / sum);
 }
 
 typedef enum g2z__plain_part { G2Z__PLAIN_DQ, G2Z__PLAIN_DK, G2Z__PLAIN_DV } g2z__plain_part;
@@ -3794,8 +3903,9 @@ g2z_k_attention_plain_bwd(A *dqkv, float2 *stats, const A *dout, const A *out, c
   int blocks = (T + G2Z__PLAIN_ROWS - 1) / G2Z__PLAIN_ROWS, bh = (int)blockIdx.x / blocks;
   int first = (int)blockIdx.x % blocks * G2Z__PLAIN_ROWS, row = first + (int)threadIdx.x;
   int b = bh / NH, h = bh % NH;
-  auto q = g2z__rows_of(qkv, b, h, 0, 3, T, NH, HS), k = g2z__rows_of(qkv, b, h, 1, 3, T, NH, HS);
-  auto v = g2z__rows_of(qkv, b, h, 2, 3, T, NH, HS), g = g2z__rows_of(dout, b, h, 0, 1, T, NH, HS);
+  const g2z__head_place head = {b, h, T, NH, HS};
+  auto q = g2z__rows_of(qkv, head, 0, 3), k = g2z__rows_of(qkv, head, 1, 3);
+  auto v = g2z__rows_of(qkv, head, 2, 3), g = g2z__rows_of(dout, head, 0, 1);
   stats += (size_t)bh * (size_t)T;
   g2z__k_begin();
   g2z__att_drop drop;
@@ -3805,14 +3915,18 @@ g2z_k_attention_plain_bwd(A *dqkv, float2 *stats, const A *dout, const A *out, c
   g2z__plain_row<HSP>(x, QUERIES ? q : k, row);
   if (PART != G2Z__PLAIN_DV) g2z__plain_row<HSP>(y, QUERIES ? g : v, row);
   if (QUERIES && row < T) {
-    g2z__plain_row<HSP>(sum, g2z__rows_of(out, b, h, 0, 1, T, NH, HS), row);
+    g2z__plain_row<HSP>(sum, g2z__rows_of(out, head, 0, 1), row);
     own = make_float2(lse[(size_t)bh * (size_t)T + (size_t)row], g2z__plain_dot<HSP>(y, sum));
     stats[row] = own;
   }
 #pragma unroll
   for (int d = 0; d < HSP; d++) sum[d] = 0;
-  int end = QUERIES ? min(T, first + G2Z__PLAIN_ROWS) : T;
-  for (int at = QUERIES ? 0 : first; at < end; at += STEP) {
+  int begin = first, end = T; /* queries that may see the block's keys */
+  if (QUERIES) { /* keys that the block's queries may see */
+    begin = 0;
+    end = min(T, first + G2Z__PLAIN_ROWS);
+  }
+  for (int at = begin; at < end; at += STEP) {
     __syncthreads(); /* all threads have read the last tiles */
     g2z__plain_tile<HSP>(x_tile, QUERIES ? k : q, at);
     g2z__plain_tile<HSP>(y_tile, QUERIES ? v : g, at);
@@ -3822,7 +3936,11 @@ g2z_k_attention_plain_bwd(A *dqkv, float2 *stats, const A *dout, const A *out, c
     __syncthreads();
 #pragma unroll 2
     for (int j = 0; j < STEP; j++) {
-      int query = QUERIES ? row : at + j, key = QUERIES ? at + j : row;
+      int query = at + j, key = row;
+      if (QUERIES) {
+        query = row;
+        key = at + j;
+      }
       if (key > query) continue;
       float2 stat = QUERIES ? own : stats_tile[j];
       float weight = expf(g2z__plain_dot<HSP>(x, x_tile[j]) * scale - stat.x);
@@ -3835,7 +3953,7 @@ g2z_k_attention_plain_bwd(A *dqkv, float2 *stats, const A *dout, const A *out, c
       }
     }
   }
-  g2z__plain_store<HSP>(g2z__rows_of(dqkv, b, h, (int)PART, 3, T, NH, HS), sum, row,
+  g2z__plain_store<HSP>(g2z__rows_of(dqkv, head, (int)PART, 3), sum, row,
                         PART == G2Z__PLAIN_DV ? 1.0f : scale);
 }
 
@@ -4180,7 +4298,10 @@ static __device__ inline void g2z__hopper_fwd_load(const g2z__hopper_fwd<A> &x,
     int blocks = (x.T + 127) / 128, heads = x.items / blocks;
     int last = min(heads, (G2Z__HOPPER_FWD_LAST + blocks - 1) / blocks), first = heads - last;
     int head = index / blocks, block = index % blocks, mixed = index - first * blocks;
-    if (mixed >= 0) head = first + mixed % last, block = mixed / last;
+    if (mixed >= 0) {
+      head = first + mixed % last;
+      block = mixed / last;
+    }
     block = blocks - 1 - block;
     g2z__hopper_queries item = {head / x.NH, head % x.NH, block,
                                 min((x.T + 63) / 64, block * 2 + 2)};
@@ -4223,7 +4344,7 @@ g2z__hopper_finish(const g2z__hopper_fwd<A> &x, float (&o)[8][4], const float (&
     sum[half] += __shfl_xor_sync(G2Z__ALL_LANES, sum[half], 2);
     if (g2z__lane() % 4 == 0 && query < x.T) lse[query] = largest[half] * x.scale + logf(sum[half]);
   }
-  auto out = g2z__rows_of(x.out, item.b, item.h, 0, 1, x.T, x.NH, 64, x.narrow);
+  auto out = g2z__rows_of(x.out, {item.b, item.h, x.T, x.NH, 64}, 0, 1, x.narrow);
   out.clamped = x.clamped;
   g2z__hopper_store<__nv_fp8_e4m3>(packs, out, o, row, 1.0f / sum[0], 1.0f / sum[1], tile,
                                    tile_row);
@@ -4528,7 +4649,10 @@ static __device__ inline void g2z__dq_get(float (&dq)[8][4], const float4 *from)
 #pragma unroll
   for (int n = 0; n < 8; n++) {
     float4 four = from[n * 128];
-    dq[n][0] = four.x, dq[n][1] = four.y, dq[n][2] = four.z, dq[n][3] = four.w;
+    dq[n][0] = four.x;
+    dq[n][1] = four.y;
+    dq[n][2] = four.z;
+    dq[n][3] = four.w;
   }
 }
 static __device__ inline void g2z__dq_put(float4 *to, const float (&dq)[8][4]) {
@@ -4753,13 +4877,11 @@ static __device__ inline void g2z__hopper_tiles(float (&dk)[8][4], float (&dv)[8
 
 /* Stores a warp's dK or dV and adds its columns to sums. */
 template <typename A>
-static __device__ inline void g2z__hopper_store_keys(const g2z__hopper_bwd<A> &x,
-                                                     const g2z__hopper_item &item, int tensor,
-                                                     float (&sums)[8], float (&c)[8][4], int row,
-                                                     float factor, uint32_t tile, int tile_row) {
+static __device__ inline void g2z__hopper_store_keys(g2z__rows<A> to, float (&sums)[8],
+                                                     float (&c)[8][4], int row, float factor,
+                                                     uint32_t tile, int tile_row) {
   uint4 packs[4];
-  g2z__hopper_store<__nv_fp8_e5m2>(packs, g2z__hopper_rows(x, item.head, tensor), c, row, factor,
-                                   factor, tile, tile_row);
+  g2z__hopper_store<__nv_fp8_e5m2>(packs, to, c, row, factor, factor, tile, tile_row);
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     float numbers[8];
@@ -4820,8 +4942,10 @@ static __device__ inline void g2z__hopper_dkv(const g2z__hopper_bwd<A> &x, uint3
                              x.scale * G2Z__LOG2E);
         /* V has been read: its tile now stages the outputs, until kv_empty lets TMA write there. */
         g2z__barrier_group();
-        g2z__hopper_store_keys(x, item, 1, sums[0], dk, row, x.scale, v_tile, tile_row);
-        g2z__hopper_store_keys(x, item, 2, sums[1], dv, row, 1.0f, v_tile, tile_row);
+        g2z__hopper_store_keys(g2z__hopper_rows(x, item.head, 1), sums[0], dk, row, x.scale,
+                               v_tile, tile_row);
+        g2z__hopper_store_keys(g2z__hopper_rows(x, item.head, 2), sums[1], dv, row, 1.0f, v_tile,
+                               tile_row);
       }
       if (j + 1 == item.end) g2z__hopper_leave_keys(x, item, sums, floats + (S::V + at) / 4);
       g2z__barrier_arrive_warp(barriers->kv_empty + kv.stage);
@@ -4991,7 +5115,8 @@ static void g2z__hopper_cut_into(g2z__hopper_cut *cut, int T, int heads, int spl
   int tiles = (T + 63) / 64, blocks = (T + 127) / 128, length[G2Z__HOPPER_SPLITS];
   int total = g2z__hopper_length(T, 0, blocks), part = 0;
   memset(cut, 0, sizeof *cut);
-  cut->heads = heads, cut->splits = splits;
+  cut->heads = heads;
+  cut->splits = splits;
   for (int j = 0; j < blocks; j++) {
     int done = g2z__hopper_length(T, 0, j);
     /* A part begins when earlier parts are long enough, or if only one block per part is left. */
@@ -5339,11 +5464,14 @@ g2z_k_attention_next(A *out, A *past, const A *rows, const int32_t *positions, i
     max = larger;
   }
   float *own = shared + group * room;
-  if (member == 0) own[0] = max, own[1] = total;
+  if (member == 0) {
+    own[0] = max;
+    own[1] = total;
+  }
 #pragma unroll
   for (int i = 0; i < L && has; i++) own[2 + member * L + i] = sums[i];
   __syncthreads();
-  const int filled = here + 1 < groups ? here + 1 : groups;
+  const int filled = min(here + 1, groups);
   for (int c = (int)threadIdx.x; c < HS; c += 512) {
     float most = -INFINITY, sum = 0, all = 0;
     for (int g = 0; g < filled; g++) most = fmaxf(most, shared[g * room]);
@@ -5743,18 +5871,22 @@ g2z__product_piece(uint32_t (&out)[4][4], uint32_t (&other)[4][4], float (&sums)
       uint32_t &more = other[n / 2][n % 2 * 2 + half];
       if constexpr (FINISH == G2Z__FINISH_ADD) {
         float2 add = P::unpack(more);
-        low += add.x, high += add.y;
+        low += add.x;
+        high += add.y;
       } else if constexpr (g2z__is<FINISH, G2Z__FINISH_GELU>) {
         float slope_low, slope_high;
-        low = g2z__k_gelu(low, slope_low), high = g2z__k_gelu(high, slope_high);
+        low = g2z__k_gelu(low, slope_low);
+        high = g2z__k_gelu(high, slope_high);
         more = P::pack(slope_low, slope_high);
       } else if constexpr (g2z__is<FINISH, G2Z__FINISH_TIMES>) {
         float2 by = P::unpack(more);
-        low *= by.x, high *= by.y;
+        low *= by.x;
+        high *= by.y;
         /* e5m2 clamps what overflows A. The bias gradient shows it, so the step is skipped. */
         if constexpr (FINISH == G2Z__FINISH_TIMES_8) by = P::unpack(P::pack(low, high));
         else by = make_float2(low, high);
-        sums[2 * n] += by.x, sums[2 * n + 1] += by.y;
+        sums[2 * n] += by.x;
+        sums[2 * n + 1] += by.y;
       }
       uint32_t &pair = out[n / 2][n % 2 * 2 + half];
       if constexpr (FINISH == G2Z__FINISH_SOFTMAX_8)
@@ -5789,7 +5921,9 @@ static __device__ inline void g2z__product_clamped(const g2z__product_data &x,
   if (!(some & 0x80808080u)) return;
   uint2 eight[4];
   row += g2z__lane() / 4;
-  const uint32_t stored = (row < x.N ? 0xffffu : 0) | (row + 8 < x.N ? 0xffff0000u : 0);
+  const uint32_t upper = row < x.N ? 0xffffu : 0;
+  const uint32_t lower = row + 8 < x.N ? 0xffff0000u : 0;
+  const uint32_t stored = upper | lower;
 #pragma unroll
   for (int n = 0; n < 4; n++)
     eight[n] = make_uint2(g2z__product_pairs<A, E, EIGHT>(y, 2 * n) & stored,
@@ -5855,7 +5989,9 @@ g2z__product_columns(const g2z__product_data &x, float (&sums)[16], const float 
 #pragma unroll
   for (int m = 0; m < 2; m++) {
     uint32_t y[4][4], z[4][4];
-    int slot = READS ? warp.used.stage : TWO ? m * 2 : (group * 2 + m) % G2Z__PRODUCT_PIECES;
+    int slot = (group * 2 + m) % G2Z__PRODUCT_PIECES;
+    if (TWO) slot = m * 2;
+    if (READS) slot = warp.used.stage;
     to[m] = warp.staging + (uint32_t)(slot * G2Z__PRODUCT_PIECE);
     if constexpr (READS) {
       g2z__barrier_wait_warp(warp.other + slot, warp.used.phase);
@@ -5973,7 +6109,8 @@ g2z__product_finish(const g2z__product_data &x, float (&c)[2][24][4], g2z__produ
     else g2z__product_columns<A, E, FINISH>(x, sums, c, n, warp, out, other);
     if constexpr (g2z__is<FINISH, G2Z__FINISH_TIMES>) {
       g2z__sum_lanes(sums);
-      columns[2 * n] = sums[0], columns[2 * n + 1] = sums[1];
+      columns[2 * n] = sums[0];
+      columns[2 * n + 1] = sums[1];
     }
   }
   /* Join each row's sum and largest exponent from four lanes and store them. */
@@ -6170,17 +6307,19 @@ static g2z__product_kernel g2z__product_kernel_of(const g2z__lt_key *key, int ad
       if (epilogue == G2Z__EPILOGUE_GELU_8)
         return g2z_k_product_hopper<A, E, G2Z__FINISH_GELU_8, ROWS>;
     }
-    return epilogue == G2Z__EPILOGUE_SOFTMAX ? g2z_k_product_hopper<A, E, G2Z__FINISH_SOFTMAX, ROWS>
-           : epilogue == G2Z__EPILOGUE_GELU  ? g2z_k_product_hopper<A, E, G2Z__FINISH_GELU, ROWS>
-           : adds                            ? g2z_k_product_hopper<A, E, G2Z__FINISH_ADD, ROWS>
-                                             : g2z_k_product_hopper<A, E, G2Z__FINISH_PLAIN, ROWS>;
+    if (epilogue == G2Z__EPILOGUE_SOFTMAX)
+      return g2z_k_product_hopper<A, E, G2Z__FINISH_SOFTMAX, ROWS>;
+    if (epilogue == G2Z__EPILOGUE_GELU)
+      return g2z_k_product_hopper<A, E, G2Z__FINISH_GELU, ROWS>;
+    if (adds) return g2z_k_product_hopper<A, E, G2Z__FINISH_ADD, ROWS>;
+    return g2z_k_product_hopper<A, E, G2Z__FINISH_PLAIN, ROWS>;
   }
   if constexpr (std::is_same<A, __half>::value)
     if (key->type == CUDA_R_8F_E5M2) {
       typedef __nv_fp8_e5m2 E;
-      return epilogue == G2Z__EPILOGUE_TIMES_SLOPE_8
-                 ? g2z_k_product_hopper<A, E, G2Z__FINISH_TIMES_8, ROWS>
-                 : g2z_k_product_hopper<A, E, G2Z__FINISH_PLAIN, ROWS>;
+      if (epilogue == G2Z__EPILOGUE_TIMES_SLOPE_8)
+        return g2z_k_product_hopper<A, E, G2Z__FINISH_TIMES_8, ROWS>;
+      return g2z_k_product_hopper<A, E, G2Z__FINISH_PLAIN, ROWS>;
     }
   if (by_rows && epilogue == CUBLASLT_EPILOGUE_DEFAULT && !adds)
     return g2z_k_product_hopper<A, A, G2Z__FINISH_PLAIN, ROWS>;
@@ -6196,8 +6335,8 @@ static g2z__product_kernel g2z__product_kernel_of(const g2z__lt_key *key, int ad
   return NULL;
 }
 static g2z__product_kernel g2z__product_kernel_for(const g2z__lt_key *key, int adds) {
-  return key->type_d == CUDA_R_16F ? g2z__product_kernel_of<__half>(key, adds)
-                                   : g2z__product_kernel_of<__nv_bfloat16>(key, adds);
+  if (key->type_d == CUDA_R_16F) return g2z__product_kernel_of<__half>(key, adds);
+  return g2z__product_kernel_of<__nv_bfloat16>(key, adds);
 }
 
 static int g2z__hopper_product_fits(const g2z_device *device, const g2z__lt_key *key,
@@ -6236,7 +6375,9 @@ static g2z_status g2z__hopper_product_run(g2z_device *device, const g2z__lt_key 
     G2Z_TRY(g2z__product_map(device, &right, type, on->a, M, K, key->ld_a, G2Z__PRODUCT_COLUMNS));
   else G2Z_TRY(g2z__product_map(device, &right, type, on->a, K, M, key->ld_a, 64));
   G2Z_TRY(g2z__product_map(device, &out, type_d, on->d, N, M, key->ld_d, 16));
-  const void *beside = on->c ? on->c : on->slope ? on->slope : on->d;
+  const void *beside = on->d;
+  if (on->slope) beside = on->slope;
+  if (on->c) beside = on->c;
   G2Z_TRY(g2z__product_map(device, &other, type_d, beside, N, M, key->ld_d, 16));
   g2z__product_data x;
   memset(&x, 0, sizeof x);
@@ -6247,7 +6388,9 @@ static g2z_status g2z__hopper_product_run(g2z_device *device, const g2z__lt_key 
   G2Z_ASSERT(!eight || (N % 128 == 0 && M % 16 == 0));
   x.narrow = (uint8_t *)(eight ? on->d : on->narrow);
   x.clamped = device->clamped_inputs;
-  x.N = N, x.K = K, x.M = M;
+  x.N = N;
+  x.K = K;
+  x.M = M;
   x.down = x.slabs = (int)g2z__blocks((size_t)N, G2Z__PRODUCT_ROWS);
   x.across = (int)g2z__blocks((size_t)M, G2Z__PRODUCT_COLUMNS);
   const int softmax = key->epilogue == G2Z__EPILOGUE_SOFTMAX ||
@@ -6436,15 +6579,20 @@ struct g2z__head_chunk {
 /* The products in 8 bits: none; the logits' product; also the gradients' products. */
 typedef enum g2z__head_numbers { G2Z__HEAD_ACT, G2Z__HEAD_E4M3, G2Z__HEAD_E5M2 } g2z__head_numbers;
 
-/* Powers of 2 for references, and bounds of z, as explained above. */
+/* Powers of 2 for references, and bounds of z, as explained above. EIGHT: gradients in 8 bits. */
 template <g2z__head_numbers NUMBERS>
 struct g2z__head_bounds {
-  static constexpr bool EIGHT = NUMBERS == G2Z__HEAD_E5M2;
-  static constexpr float BELOW = EIGHT ? 8 : 4, ROOM = EIGHT ? -8 : 4;
-  static constexpr float LEAST = EIGHT ? 0x1p7f : 1, MOST = EIGHT ? 0x1p15f : 0x1p12f;
-  static __device__ inline float below(int row) {
-    return EIGHT ? BELOW + g2z__head_part(row) : BELOW;
-  }
+  static constexpr bool EIGHT = false;
+  static constexpr float BELOW = 4, ROOM = 4;
+  static constexpr float LEAST = 1, MOST = 0x1p12f;
+  static __device__ inline float below(int) { return BELOW; }
+};
+template <>
+struct g2z__head_bounds<G2Z__HEAD_E5M2> {
+  static constexpr bool EIGHT = true;
+  static constexpr float BELOW = 8, ROOM = -8;
+  static constexpr float LEAST = 0x1p7f, MOST = 0x1p15f;
+  static __device__ inline float below(int row) { return BELOW + g2z__head_part(row); }
 };
 
 /* g2z_k_head_guess: the rows' references r, and the targets' logits, both in powers of 2.
@@ -6575,10 +6723,12 @@ g2z_k_head_rows(g2z__head_rows rows, g2z__head_chunk<A> x, int across, g2z__rows
         factors[lane] = rows.factor[row] =
             sum < INFINITY ? (float)counts * x.dloss * x.state->loss_scale / sum : NAN;
       }
-      if (again && time == G2Z__ROWS_FIRST)
-        rows.reference[row] =
-            reference + (sum > 0 && sum < INFINITY ? log2f(sum) - Z::below(row)
-                                                   : largest + Z::ROOM);
+      if (again && time == G2Z__ROWS_FIRST) {
+        float shift;
+        if (sum > 0 && sum < INFINITY) shift = log2f(sum) - Z::below(row);
+        else shift = largest + Z::ROOM;
+        rows.reference[row] = reference + shift;
+      }
     }
     again = __any_sync(G2Z__ALL_LANES, again);
     if (lane == 0 && time == G2Z__ROWS_FIRST)
@@ -6669,7 +6819,7 @@ static constexpr g2z__head_numbers g2z__head_eight =
 template <typename A>
 static g2z_status g2z__head_exponentials(g2z_device *device, const g2z__head_chunk<A> *x,
                                          const g2z__head_rows *rows, int narrow) {
-  const int ld = x->Vp < G2Z__HEAD_SAMPLE ? x->Vp : G2Z__HEAD_SAMPLE;
+  const int ld = min(x->Vp, G2Z__HEAD_SAMPLE);
   unsigned down = (unsigned)g2z__blocks((size_t)x->n, G2Z__PRODUCT_ROWS);
   int across = (int)g2z__blocks((size_t)x->Vp, G2Z__PRODUCT_COLUMNS);
   g2z__lt_key key = g2z__lt_rows_key<A, A>(device, x->n, x->C, ld, G2Z__AS_IT_IS, G2Z__TRANSPOSED,
@@ -6678,9 +6828,13 @@ static g2z_status g2z__head_exponentials(g2z_device *device, const g2z__head_chu
   G2Z_TRY(g2z__lt_multiply(device, &key, &on));
   constexpr g2z__head_numbers E4M3 = sizeof(A) == 2 ? G2Z__HEAD_E4M3 : G2Z__HEAD_ACT;
   constexpr g2z__head_numbers E5M2 = g2z__head_eight<A>;
-  auto guess = narrow ? g2z_k_head_guess<A, E5M2>
-               : device->fp8 ? g2z_k_head_guess<A, E4M3> : g2z_k_head_guess<A, G2Z__HEAD_ACT>;
-  auto finish = narrow ? g2z_k_head_rows<A, E5M2> : g2z_k_head_rows<A, G2Z__HEAD_ACT>;
+  auto guess = g2z_k_head_guess<A, G2Z__HEAD_ACT>;
+  auto finish = g2z_k_head_rows<A, G2Z__HEAD_ACT>;
+  if (device->fp8) guess = g2z_k_head_guess<A, E4M3>;
+  if (narrow) {
+    guess = g2z_k_head_guess<A, E5M2>;
+    finish = g2z_k_head_rows<A, E5M2>;
+  }
   G2Z_TRY(g2z__launch(device, "g2z_k_head_guess", guess, (unsigned)g2z__blocks((size_t)x->n, 8),
                       256, 0, *rows, *x, (const A *)x->logits, ld));
   key = g2z__head_key<A>(device, x->n, x->C, x->Vp);
@@ -6714,26 +6868,32 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, const g2z_head_loss *op
   g2z__head_rows rows = {};
   uint8_t *words = NULL; /* narrow: C rows of Vp numbers in e4m3, in the order of g2z__word_at */
   if (fused) {
-    const size_t most = (size_t)(N < chunk ? N : chunk), row = most * 4, width = (size_t)C;
+    const size_t most = (size_t)min(N, chunk), row = most * 4, width = (size_t)C;
     const size_t parts = g2z__blocks((size_t)Vp, G2Z__PRODUCT_COLUMNS) * most * sizeof(float2);
     const size_t sums = most * width * sizeof(float);
     const size_t narrow_row = device->fp8 ? G2Z_NARROW_ROW(C) : 0;
-    const struct { void *pointer; size_t bytes; } wanted[] = {
+    const struct {
+      void *pointer;
+      size_t bytes;
+    } wanted[] = {
         {&rows.again, g2z__blocks(most, G2Z__PRODUCT_ROWS) * sizeof(int4)}, {&rows.reference, row},
         {&rows.target, row}, {&rows.factor, 2 * row + 4}, {&rows.unit, row},
-        {&rows.dh, parts > sums ? parts : sums}, {&rows.narrow_h, most * narrow_row},
+        {&rows.dh, max(parts, sums)}, {&rows.narrow_h, most * narrow_row},
         {&rows.narrow_wte, (size_t)Vp * narrow_row}, {&words, narrow ? width * (size_t)Vp : 0}};
     size_t bytes = 0;
     void *memory;
     for (const auto &x : wanted) bytes += g2z__align(x.bytes);
     G2Z_TRY(g2z__scratch(device, bytes, &memory));
     char *to = (char *)memory;
-    for (const auto &x : wanted) memcpy(x.pointer, &to, sizeof to), to += g2z__align(x.bytes);
+    for (const auto &x : wanted) {
+      memcpy(x.pointer, &to, sizeof to);
+      to += g2z__align(x.bytes);
+    }
     rows.parts = (float2 *)rows.dh;
   }
   for (int first = 0; first < N; first += chunk) {
     size_t at = (size_t)first * (size_t)C;
-    int n = N - first < chunk ? N - first : chunk;
+    int n = min(N - first, chunk);
     g2z__head_chunk<A> x = {(A *)op->logits,    op->dh ? (A *)op->dh + at : NULL,
                             op->losses + first, (const A *)op->h + at,
                             (const A *)op->wte, op->targets + first,
@@ -6754,16 +6914,23 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, const g2z_head_loss *op
       G2Z_TRY(g2z__lt_multiply(device, &key, &on));
       auto entropy = g2z_k_cross_entropy<A, G2Z__LOSS_ONLY>;
       if (op->dh) entropy = g2z_k_cross_entropy<A, G2Z__LOSS_AND_GRADIENT>;
-      G2Z_TRY(g2z__launch(device, "g2z_k_cross_entropy", entropy, (unsigned)(n < sms ? n : sms),
+      G2Z_TRY(g2z__launch(device, "g2z_k_cross_entropy", entropy, (unsigned)min(n, sms),
                           G2Z__ENTROPY_THREADS, 0, x.logits, x.losses, x.targets, x.state,
                           op->dloss, n, V, Vp));
     }
     if (!op->dh) continue;
-    auto weight_key = g2z__lt_rows_key<A, G>;
+    const A *hidden = x.h; /* fused: times each row's factor; dh gets the factor at the end */
+    void *dh = x.dh;
+    auto weight_key = g2z__lt_rows_key<A, G>, data_key = g2z__lt_rows_key<A, A>;
     if (op->dwte_dtype == G2Z_FP32) weight_key = g2z__lt_rows_key<A, float>;
+    if (fused) {
+      hidden = x.dh;
+      dh = rows.dh;
+      data_key = g2z__lt_rows_key<A, float>;
+    }
     g2z__lt_key key = weight_key(device, Vp, n, C, G2Z__TRANSPOSED, G2Z__AS_IT_IS, C,
                                  CUBLASLT_EPILOGUE_DEFAULT);
-    g2z__lt_operands on = g2z__lt_rows(op->dwte, op->logits, fused ? x.dh : x.h);
+    g2z__lt_operands on = g2z__lt_rows(op->dwte, op->logits, hidden);
     if (first > 0 || op->mode == G2Z_ACCUMULATE) on.c = op->dwte;
     if (narrow) {
       g2z__narrow_key(&key, CUDA_R_8F_E4M3);
@@ -6771,17 +6938,16 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, const g2z_head_loss *op
       on.scale = rows.factor + 2 * n;
     }
     G2Z_TRY(g2z__lt_multiply(device, &key, &on));
-    auto data_key = fused ? g2z__lt_rows_key<A, float> : g2z__lt_rows_key<A, A>;
     key = data_key(device, n, Vp, C, G2Z__AS_IT_IS, G2Z__AS_IT_IS, C, CUBLASLT_EPILOGUE_DEFAULT);
-    on = g2z__lt_rows(fused ? (void *)rows.dh : x.dh, op->logits, narrow ? words : op->wte);
+    on = g2z__lt_rows(dh, op->logits, narrow ? words : op->wte);
     if (narrow) g2z__narrow_key(&key, CUDA_R_8F_E4M3);
     G2Z_TRY(g2z__lt_multiply(device, &key, &on));
+    if (!fused) continue;
     size_t packs = (size_t)n * (size_t)(C / g2z__lanes<A>);
-    auto scale = narrow ? g2z_k_head_scale<A, g2z__head_eight<A>>
-                        : g2z_k_head_scale<A, G2Z__HEAD_ACT>;
-    if (fused)
-      G2Z_TRY(g2z__launch(device, "g2z_k_head_scale", scale, (unsigned)g2z__blocks(packs, 256), 256,
-                          0, rows, x));
+    auto scale = g2z_k_head_scale<A, G2Z__HEAD_ACT>;
+    if (narrow) scale = g2z_k_head_scale<A, g2z__head_eight<A>>;
+    G2Z_TRY(g2z__launch(device, "g2z_k_head_scale", scale, (unsigned)g2z__blocks(packs, 256), 256,
+                        0, rows, x));
   }
   return g2z__launch(device, "g2z_k_add_losses", g2z_k_add_losses, 1, 1024, 0, op->loss_sum,
                      op->losses, N);
@@ -6878,7 +7044,7 @@ static g2z_status g2z_cuda_grad_sumsq(g2z_device *device, double *sum, const voi
   G2Z_TRY(g2z__scratch(device, G2Z__SUMSQ_BLOCKS * sizeof(double), &partial));
   for (int first = 0; first < count; first += G2Z__PIECES) {
     g2z__pieces pieces;
-    pieces.count = count - first < G2Z__PIECES ? count - first : G2Z__PIECES;
+    pieces.count = min(count - first, G2Z__PIECES);
     memcpy(pieces.range, ranges + first, (size_t)pieces.count * sizeof *ranges);
     G2Z_TRY(g2z__launch(device, "g2z_k_sumsq", g2z_k_sumsq<G>, G2Z__SUMSQ_BLOCKS, 256, 0,
                         (double *)partial, (const G *)grads, pieces));
@@ -6955,7 +7121,7 @@ static g2z_status g2z__grad_add_on(g2z_device *device, cudaStream_t stream, void
   size_t fours = n / 4, blocks = g2z__blocks(fours, 256);
   size_t most = (size_t)g2z__cuda_of(device)->sms * 8;
   if (fours == 0) return G2Z_OK;
-  g2z_k_grad_add<T, F><<<(unsigned)(blocks < most ? blocks : most), 256, 0, stream>>>(
+  g2z_k_grad_add<T, F><<<(unsigned)min(blocks, most), 256, 0, stream>>>(
       (T *)to, (const F *)from, (const F *)rows, count, mode == G2Z_ACCUMULATE, fours);
   return g2z__launched(device, "g2z_k_grad_add");
 }
@@ -7051,7 +7217,8 @@ g2z_k_adamw(A *params, float *master, M *m, M *v, const G *grads,
           mean = g2z__round_random(mean, random[at % 4]);
           square = g2z__round_random(square, random[at % 4] >> 16);
         }
-        means[i] = (M)mean, squares[i] = (M)square;
+        means[i] = (M)mean;
+        squares[i] = (M)square;
       }
     }
     next -= chunks;
@@ -7064,7 +7231,7 @@ static unsigned g2z__update_blocks(const g2z_device *device, const g2z_update *u
   size_t chunks = 0, most = (size_t)g2z__cuda_of(device)->sms * G2Z__ADAMW_BLOCKS;
   for (size_t r = begin; r < end; r++)
     chunks += g2z__blocks(u->host_ranges[r].elements, G2Z__ADAMW_CHUNK);
-  return (unsigned)(chunks < most ? chunks : most);
+  return (unsigned)min(chunks, most);
 }
 
 template <typename A, typename G>
@@ -7078,8 +7245,8 @@ static g2z_status g2z_cuda_adamw(g2z_device *device, const g2z_update *u, size_t
                        u->master, m, v, (const G *)u->sums, u->ranges + begin, end - begin,
                        *u->config, u->state);
   };
-  return u->config->moments_bf16 ? run((__nv_bfloat16 *)u->m, (__nv_bfloat16 *)u->v)
-                                 : run((float *)u->m, (float *)u->v);
+  if (u->config->moments_bf16) return run((__nv_bfloat16 *)u->m, (__nv_bfloat16 *)u->v);
+  return run((float *)u->m, (float *)u->v);
 }
 
 /* ----- Muon --------------------------------------------------------------
@@ -7326,10 +7493,13 @@ static g2z_status g2z__newton_schulz(g2z_device *device, const g2z__matrix_list 
                                      void *work) {
   typedef __nv_bfloat16 H;
   const int rows = list->rows, width = list->columns / list->matrices, tall = rows > width;
-  const int m = tall ? width : rows;
+  const int m = min(rows, width);
   const size_t elements = (size_t)rows * (size_t)width, square = (size_t)m * (size_t)m;
-  const g2z__transposed left = tall ? G2Z__TRANSPOSED : G2Z__AS_IT_IS;
-  const g2z__transposed right = tall ? G2Z__AS_IT_IS : G2Z__TRANSPOSED;
+  g2z__transposed left = G2Z__AS_IT_IS, right = G2Z__TRANSPOSED; /* X X^T */
+  if (tall) { /* X^T X */
+    left = G2Z__TRANSPOSED;
+    right = G2Z__AS_IT_IS;
+  }
   const g2z__lt_key gram = g2z__lt_rows_key<H, H>(device, m, rows + width - m, m, left, right, m,
                                                   CUBLASLT_EPILOGUE_DEFAULT);
   const g2z__lt_key squared = g2z__lt_rows_key<H, H>(device, m, m, m, G2Z__AS_IT_IS, G2Z__AS_IT_IS,
@@ -7338,7 +7508,10 @@ static g2z_status g2z__newton_schulz(g2z_device *device, const g2z__matrix_list 
                                                   G2Z__AS_IT_IS, width, CUBLASLT_EPILOGUE_DEFAULT);
   H *x = (H *)work, *other = list->weight + (size_t)list->first * elements;
   H *a = x + (size_t)count * elements;
-  if (list->matrices > 1) other = a, a += (size_t)count * elements;
+  if (list->matrices > 1) {
+    other = a;
+    a += (size_t)count * elements;
+  }
   H *p = a + (size_t)count * square;
   const dim3 grid(G2Z__SQUARE_PARTS, (unsigned)count);
   void *partial;
@@ -7354,12 +7527,17 @@ static g2z_status g2z__newton_schulz(g2z_device *device, const g2z__matrix_list 
                                 {count, square, square, square, G2Z_ORTHOGONALIZE_C,
                                   G2Z_ORTHOGONALIZE_B},
                                 p, a, a, a));
-    G2Z_TRY(g2z__batch_multiply(device, next,
-                                {count, tall ? square : elements, tall ? elements : square,
-                                  elements, 1, G2Z_ORTHOGONALIZE_A},
-                                other, tall ? x : p, tall ? p : x, x));
+    if (tall) /* X P */
+      G2Z_TRY(g2z__batch_multiply(device, next,
+                                  {count, square, elements, elements, 1, G2Z_ORTHOGONALIZE_A},
+                                  other, x, p, x));
+    else /* P X */
+      G2Z_TRY(g2z__batch_multiply(device, next,
+                                  {count, elements, square, elements, 1, G2Z_ORTHOGONALIZE_A},
+                                  other, p, x, x));
     H *swap = x;
-    x = other, other = swap;
+    x = other;
+    other = swap;
   }
   if (list->matrices == 1) return G2Z_OK;
   return g2z__launch(device, "g2z_k_put_back", g2z_k_put_back, grid, 256, 0, *list, (const H *)x);
@@ -7371,7 +7549,7 @@ static g2z_status g2z_cuda_orthogonalize(g2z_device *device, void *area, const g
   for (int s = 0; s < count; s++) {
     const g2z_matrices *shape = &shapes[s];
     int width = shape->columns / shape->matrices, total = shape->weights * shape->matrices;
-    int m = shape->rows < width ? shape->rows : width, n = shape->rows + width - m;
+    int m = min(shape->rows, width), n = max(shape->rows, width);
     size_t room = work_bytes / (sizeof(__nv_bfloat16) * G2Z_ORTHOGONALIZE_WORK(m, n));
     G2Z_ASSERT(room > 0);
     int groups = (int)g2z__blocks((size_t)total, room);
@@ -7477,7 +7655,9 @@ static g2z_status g2z__nccl_fail(const g2z_comm *comm, ncclResult_t result, cons
   } while (0)
 
 static ncclDataType_t g2z__nccl_type(g2z_dtype dtype) {
-  return dtype == G2Z_FP16 ? ncclFloat16 : dtype == G2Z_BF16 ? ncclBfloat16 : ncclFloat32;
+  if (dtype == G2Z_FP16) return ncclFloat16;
+  if (dtype == G2Z_BF16) return ncclBfloat16;
+  return ncclFloat32;
 }
 
 static size_t g2z__nccl_bytes(g2z_dtype dtype) {
@@ -7683,7 +7863,10 @@ static g2z_status g2z__nccl_open_flags(g2z_comm *comm) {
     if (words[i] != (uint32_t)(i % comm->world) + 1) lost = i % comm->world;
   G2Z_TRY(g2z_ranks_all_gather(comm->ranks, &lost, sizeof lost, lost_at));
   for (int r = 0; r < comm->world; r++)
-    if (lost_at[r] >= 0) from = lost_at[r], to = r;
+    if (lost_at[r] >= 0) {
+      from = lost_at[r];
+      to = r;
+    }
   if (to < 0) return G2Z_OK;
   nccl->no_copies = "a GPU's writes to another do not arrive";
   g2z__region_close(comm, &nccl->flags);
@@ -7694,9 +7877,10 @@ static g2z_status g2z__nccl_open_flags(g2z_comm *comm) {
   return G2Z_OK;
 }
 
-/* The region that contains `at`, or NULL. */
+/* The region that contains `at` if parameters travel by copies; else NULL. */
 static const g2z__region *g2z__region_of(const g2z_comm *comm, const void *at) {
   const g2z__nccl *nccl = g2z__nccl_of(comm);
+  if (comm->gather != G2Z_TRANSPORT_COPY) return NULL;
   for (int i = 0; i < nccl->region_count; i++) {
     const g2z__region *region = &nccl->regions[i];
     if ((const char *)at >= region->mine && (const char *)at < region->mine + region->bytes)
@@ -7707,11 +7891,8 @@ static const g2z__region *g2z__region_of(const g2z_comm *comm, const void *at) {
 
 /* ----- gradients --------------------------------------------------------- */
 
-/* to = from + the sum of `count` rows, or +=, as `mode` states, in the queue. One of the types is
- * fp32, or both are the same. */
-static g2z_status g2z__nccl_add(g2z_comm *comm, void *to, g2z_dtype to_type, const void *from,
-                                g2z_dtype from_type, const void *rows, int count, g2z_write mode,
-                                size_t n) {
+/* The launcher of g2z_k_grad_add for two types. One of them is fp32, or both are the same. */
+static auto g2z__grad_adder(g2z_dtype to_type, g2z_dtype from_type) {
   ncclDataType_t t = g2z__nccl_type(to_type), f = g2z__nccl_type(from_type);
   auto add = g2z__grad_add_on<__nv_bfloat16, __nv_bfloat16>;
   if (t == ncclFloat32 && f == ncclFloat32) add = g2z__grad_add_on<float, float>;
@@ -7720,12 +7901,14 @@ static g2z_status g2z__nccl_add(g2z_comm *comm, void *to, g2z_dtype to_type, con
   else if (f == ncclFloat32 && t == ncclFloat16) add = g2z__grad_add_on<__half, float>;
   else if (f == ncclFloat32) add = g2z__grad_add_on<__nv_bfloat16, float>;
   else if (t == ncclFloat16) add = g2z__grad_add_on<__half, __half>;
-  return add(comm->device, g2z__nccl_of(comm)->stream, to, from, rows, count, mode, n);
+  return add;
 }
 
+/* to = from, or +=, in the queue. */
 static g2z_status g2z__nccl_convert(g2z_comm *comm, void *to, g2z_dtype to_type, const void *from,
                                     g2z_dtype from_type, g2z_write mode, size_t n) {
-  return g2z__nccl_add(comm, to, to_type, from, from_type, NULL, 0, mode, n);
+  auto add = g2z__grad_adder(to_type, from_type);
+  return add(comm->device, g2z__nccl_of(comm)->stream, to, from, NULL, 0, mode, n);
 }
 
 /* Copies each rank's slice into its inbox; after a meeting each rank adds up its inbox. Reduction i
@@ -7745,8 +7928,9 @@ static g2z_status g2z__nccl_push(g2z_comm *comm, void *out, const char *from, g2
                                     cudaMemcpyDeviceToDevice, nccl->stream));
   }
   G2Z_TRY(g2z__nccl_meet_only(comm));
-  return g2z__nccl_add(comm, out, dtype, from + (size_t)comm->rank * bytes, dtype,
-                       nccl->inbox.mine + inbox, world - 1, mode, slice);
+  auto add = g2z__grad_adder(dtype, dtype);
+  return add(comm->device, nccl->stream, out, from + (size_t)comm->rank * bytes,
+             nccl->inbox.mine + inbox, world - 1, mode, slice);
 }
 
 /* REDUCE through NCCL: summed in the wire's type, then converted to the gradients' type. */
@@ -7754,15 +7938,20 @@ static g2z_status g2z__nccl_sum(g2z_comm *comm, const g2z_call *c) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
   ncclDataType_t type = g2z__nccl_type(comm->wire);
   int slices = c->owner == G2Z_OWNER_SLICES, mine_too = c->owner != G2Z_OWNER_ROOT || !comm->rank;
-  size_t n = slices ? c->n / (size_t)comm->world : c->n; /* elements of the sum for this rank */
   const g2z_dtype dtype = comm->device->grad_dtype;
   char *wire = (char *)c->from;
   if (type != g2z__nccl_type(dtype)) {
     wire = (char *)nccl->narrow;
     G2Z_TRY(g2z__nccl_convert(comm, wire, comm->wire, c->from, dtype, G2Z_OVERWRITE, c->n));
   }
-  char *mine = wire + (slices ? (size_t)comm->rank * n * g2z__nccl_bytes(comm->wire) : 0);
-  void *to = c->write == G2Z_OVERWRITE && wire == (char *)c->from ? c->to : mine;
+  char *mine = wire; /* this rank's n elements of the sum */
+  size_t n = c->n;
+  if (slices) {
+    n /= (size_t)comm->world;
+    mine += (size_t)comm->rank * n * g2z__nccl_bytes(comm->wire);
+  }
+  void *to = mine;
+  if (c->write == G2Z_OVERWRITE && wire == (char *)c->from) to = c->to;
   if (slices)
     G2Z__NCCL_TRY(comm, ncclReduceScatter(wire, to, n, type, ncclSum, nccl->comm, nccl->stream));
   else if (c->owner == G2Z_OWNER_ALL)
@@ -7810,12 +7999,12 @@ static g2z_status g2z__nccl_window(g2z_comm *comm, size_t bytes, g2z__region *re
 /* Logs that NCCL replaces copies. Between hosts, or if the user forbade peer access, this is
  * expected; otherwise it is a warning. */
 static void g2z__nccl_no_peers(g2z_comm *comm, const char *what) {
-  int together = g2z_ranks_place(comm->ranks)->local_world == comm->world;
+  const int together = g2z_ranks_place(comm->ranks)->local_world == comm->world;
   const char *why = g2z__nccl_of(comm)->no_copies;
-  if (comm->rank == 0)
-    g2z_log(comm->services,
-            together && why != g2z__peers_off ? G2Z_LOG_WARNING : G2Z_LOG_INFO,
-            "%s: %s by NCCL", why ? why : "a GPU has no room for what others write", what);
+  g2z_log_level level = G2Z_LOG_INFO;
+  if (together && why != g2z__peers_off) level = G2Z_LOG_WARNING;
+  if (!why) why = "a GPU has no room for what others write";
+  if (comm->rank == 0) g2z_log(comm->services, level, "%s: %s by NCCL", why, what);
 }
 
 static g2z_status g2z__nccl_allocate(g2z_comm *comm, size_t bytes, void **out) {
@@ -7867,7 +8056,7 @@ static int g2z__nccl_is_post(size_t bytes) { return bytes <= 256 && bytes % 4 ==
  * message is its own meeting. */
 static g2z_status g2z__nccl_collect(g2z_comm *comm, void *to, const void *from, size_t bytes) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
-  const g2z__region *region = comm->gather == G2Z_TRANSPORT_COPY ? g2z__region_of(comm, to) : NULL;
+  const g2z__region *region = g2z__region_of(comm, to);
   if (!region) {
     G2Z__NCCL_TRY(comm, ncclAllGather(from, to, bytes, ncclUint8, nccl->comm, nccl->stream));
     return G2Z_OK;
@@ -7894,11 +8083,16 @@ static g2z_status g2z__nccl_routes(g2z_comm *comm, const g2z_call *c) {
   cudaError_t copied = cudaSuccess;
   for (int i = 0; i < c->count && result == ncclSuccess && copied == cudaSuccess; i++) {
     const g2z_route *route = &c->routes[i];
-    int sender = c->back ? route->home : route->owner;
-    int receiver = c->back ? route->owner : route->home;
-    const char *from = (const char *)c->from + (c->back ? route->home_at : route->owner_at) * c->n;
-    char *to = (char *)c->to + (c->back ? route->owner_at : route->home_at) * c->n;
-    size_t bytes = route->elements * c->n;
+    int sender = route->owner, receiver = route->home;
+    size_t from_at = route->owner_at, to_at = route->home_at, bytes = route->elements * c->n;
+    if (c->back) {
+      sender = route->home;
+      receiver = route->owner;
+      from_at = route->home_at;
+      to_at = route->owner_at;
+    }
+    const char *from = (const char *)c->from + from_at * c->n;
+    char *to = (char *)c->to + to_at * c->n;
     if (sender == receiver) {
       if (sender == comm->rank)
         copied = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, nccl->stream);
@@ -7923,7 +8117,8 @@ static g2z_status g2z__nccl_play(g2z_comm *comm, const g2z_call *c) {
       G2Z_ASSERT(place >= 0 && (size_t)place < nccl->departure_count);
       G2Z__CUDA(comm, cudaStreamWaitEvent(nccl->stream, nccl->departures[place], 0));
       /* With `all` and transport COPY the ranks meet, too; NCCL's calls wait for all ranks. */
-      return c->all && comm->gather == G2Z_TRANSPORT_COPY ? g2z__nccl_meet_only(comm) : G2Z_OK;
+      if (c->all && comm->gather == G2Z_TRANSPORT_COPY) return g2z__nccl_meet_only(comm);
+      return G2Z_OK;
     case G2Z_CALL_MARK: {
       G2Z_ASSERT(place >= 0 && place < nccl->place_count);
       if (nccl->pushed) G2Z_TRY(g2z__nccl_meet_only(comm));
@@ -7973,8 +8168,7 @@ static g2z_status g2z__nccl_play(g2z_comm *comm, const g2z_call *c) {
 /* Sends small ROWS with a meeting in the device's own stream, which a graph can record. */
 static g2z_status g2z__nccl_rows_now(g2z_comm *comm, const g2z_call *rows, int *done) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
-  const g2z__region *region =
-      comm->gather == G2Z_TRANSPORT_COPY ? g2z__region_of(comm, rows->to) : NULL;
+  const g2z__region *region = g2z__region_of(comm, rows->to);
   *done = region && g2z__nccl_is_post(rows->n);
   if (!*done) return G2Z_OK;
   size_t at = (size_t)((char *)rows->to - region->mine) + (size_t)comm->rank * rows->n;
@@ -8121,9 +8315,8 @@ static g2z_status g2z__cuda_comm_open(g2z_comm *comm, const g2z_comm_config *wan
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   ncclResult_t opened =
       ncclCommInitRankConfig(&nccl->comm, comm->world, meeting.id, comm->rank, &config);
-  g2z_status status = opened == ncclSuccess
-                          ? G2Z_OK
-                          : g2z__nccl_fail(comm, opened, "ncclCommInitRankConfig");
+  g2z_status status = G2Z_OK;
+  if (opened != ncclSuccess) status = g2z__nccl_fail(comm, opened, "ncclCommInitRankConfig");
   G2Z_TRY(g2z_ranks_agree(comm->ranks, status));
   g2z__ranks_progress(comm->ranks, nccl->write_value ? &nccl->signs->progress : NULL,
                       g2z__nccl_trouble, nccl->comm);
@@ -8239,12 +8432,11 @@ static g2z_status g2z__cuda_open_gpu(g2z_device *device) {
   int known = cudaFuncGetAttributes(&attributes, g2z_k_probe) == cudaSuccess;
   (void)cudaGetLastError();
   cuda->built_for = known ? attributes.ptxVersion : 0;
+  const char *features = cuda->capability == 90 ? "a" : ""; /* of -arch=sm_90a */
   if (!cuda->built_for)
     return g2z_fail(device->services, G2Z_UNSUPPORTED,
                     "this program has no code for %s (sm_%d): build with nvcc -arch=sm_%d%s, or "
-                    "make",
-                    cuda->gpu, cuda->capability, cuda->capability,
-                    cuda->capability == 90 ? "a" : "");
+                    "make", cuda->gpu, cuda->capability, cuda->capability, features);
   /* Rooms k41 and k42 have bodies only in a build for sm_90a. One kernel is tested for all. */
   known = cuda->capability == 90 &&
           cudaFuncGetAttributes(&attributes, g2z_k_attention_hopper_fwd<__half>) == cudaSuccess;
@@ -8300,7 +8492,7 @@ static g2z_status g2z__cuda_open_gpu(g2z_device *device) {
     g2z_log(device->services, G2Z_LOG_WARNING,
             "this program was built for sm_%d and runs on sm_%d: build with nvcc -arch=sm_%d%s, "
             "or make, for full speed", cuda->built_for, cuda->capability, cuda->capability,
-            cuda->capability == 90 ? "a" : "");
+            features);
   return G2Z_OK;
 }
 
