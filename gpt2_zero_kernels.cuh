@@ -57,7 +57,7 @@
 #define G2Z__KERNELS 64          /* kernels whose occupancy is remembered */
 #define G2Z__SHARED_UNASKED (32 << 10) /* CUDA's default is 48 KiB, static memory included */
 #define G2Z__PRODUCTS 192        /* shapes with an algorithm; a training run uses 20 */
-#define G2Z__PRODUCTS_LISTED 160 /* shapes in it for good, at most; the others use the rest */
+#define G2Z__PRODUCTS_LISTED 160 /* shapes that stay, at most; the other places are reused */
 #define G2Z__PRODUCT_WORKSPACE ((size_t)32 << 20) /* a larger one is no faster */
 
 struct g2z__lt_product;             /* room k30: a shape and its algorithm */
@@ -717,11 +717,11 @@ static __device__ inline uint2 g2z__pack_narrow(uint4 pack) {
       g2z__pair_narrow<A, E>(pack.z) | g2z__pair_narrow<A, E>(pack.w) << 16);
 }
 
-/* Bit 7 of each byte: this number of e4m3 is 448, the largest, or NaN. */
+/* Sets bit 7 of each byte that is 448, e4m3's largest number, or NaN. */
 static __device__ inline uint32_t g2z__clamped(uint32_t four) {
   return ((four & 0x7f7f7f7fu) + 0x02020202u) & 0x80808080u;
 }
-/* Adds the number of these among K packs to *counter, if it is not NULL. They are rare: almost
+/* Adds the number of such bytes in K packs to *counter, if it is not NULL. They are rare: almost
  * every call returns early. Counts are whole numbers, so the order of additions has no effect. */
 template <int K>
 static __device__ inline void g2z__count_clamped(double *counter, const uint2 (&eight)[K]) {
@@ -742,8 +742,8 @@ static __device__ inline int g2z__token_at(int block, int g, int i) {
   return block / 4 * 128 + i / 2 * 64 + block % 4 * 16 + i % 2 * 8 + g;
 }
 
-/* Eight warps store 32 tokens of 256 columns from `first` on as 8-bit columns. Warp g has tokens
- * g2z__token_at(block, g, 0..3), each lane 8 columns. */
+/* Eight warps store 32 tokens of 256 columns from `first` on as 8-bit columns. Warp g holds the
+ * tokens g2z__token_at(block, g, 0..3); each lane holds 8 columns of them. */
 static __device__ inline void g2z__columns_put(uint8_t *columns, const uint2 (&eight)[4], int block,
                                                int first, int n, int C) {
   __shared__ uint32_t words[8][8][36]; /* [column % 8][g][column / 8]: 4 tokens of a column */
@@ -808,7 +808,7 @@ static __device__ inline void g2z__put_floats(float *to, const float (&in)[L]) {
     *(float4 *)(to + i) = make_float4(in[i], in[i + 1], in[i + 2], in[i + 3]);
 }
 
-/* = or += of one number, rounded once. */
+/* *to = value, or *to += value, rounded once. */
 template <typename G>
 static __device__ inline void g2z__put_number(G *to, float value, g2z_write mode) {
   if (mode == G2Z_ACCUMULATE) value = g2z__to_float(*to) + value;
@@ -1412,14 +1412,15 @@ static g2z_status g2z_cuda_embed_add(g2z_device *device, const g2z_embed_add *op
 /* ===== >>k23 layernorm ===================================================
  * In:  rows x[N,C]. Out: normalized rows; backward, the gradients of rows, weight and bias.
  * Law: a row is read from memory once, and is at most 16 KiB wide. In forward a warp holds a row of
- *      up to 4 KiB, a block a wider one; in 8 bits caches do. In backward a thread holds one or
- *      two packs of a row, and column sums in registers. Ba et al. 2016, arXiv:1607.06450. */
+ *      up to 4 KiB, and a block holds a wider one; if y is only in 8 bits, the caches hold rows. In
+ *      backward a thread holds one or two packs of a row, and column sums in registers. Ba et al.
+ *      2016, arXiv:1607.06450. */
 
 #define G2Z__ROW_THREADS 512     /* threads per row at most */
 #define G2Z__ROW_WARP_PACKS 8    /* packs per lane at most, if a warp holds the row */
 
 /* Sets *threads, the threads that hold a row (whole warps), and *K, the packs per thread. *K is 1
- * if half of G2Z__ROW_THREADS suffices: each of so few threads has the registers backward needs. */
+ * if half of G2Z__ROW_THREADS suffice: so few threads have the registers that backward needs. */
 static g2z_status g2z__row_threads(g2z_device *device, int packs, int *threads, int *K) {
   *K = packs <= G2Z__ROW_THREADS / 2 ? 1 : 2;
   *threads = (int)g2z__blocks((size_t)packs, (size_t)(32 * *K)) * 32;
@@ -1641,8 +1642,8 @@ static __device__ inline void g2z__row_fetch(const g2z_layernorm_bwd &op,
   }
 }
 
-/* Adds up two values over a team, with a barrier for this team alone; barrier 0 is the block's. All
- * threads of the team get both sums. `parts` has a place for each warp of the widest team; places
+/* Adds up two values over a team; each of its threads gets both sums. The team has its own barrier;
+ * barrier 0 belongs to the block. `parts` has a place for each warp of the widest team; places
  * without a warp are 0. */
 template <int WARPS>
 static __device__ inline float2 g2z__team_sums(float2 x, float2 *parts) {
@@ -1981,9 +1982,9 @@ static g2z_status g2z_cuda_cast(g2z_device *device, void *to, const float *from,
  * cuBLASLt is column-major: our row-major y[N,O] is its y'[O,N]. So row-major products exchange
  * their operands: y' = w' x'. The fastest of its algorithms and room k42's kernel is taken. */
 
-#define G2Z__PRODUCT_ALIGNMENT 16 /* bytes; of every operand. cuBLASLt chooses by this promise */
+#define G2Z__PRODUCT_ALIGNMENT 16 /* of every operand, in bytes; cuBLASLt relies on it */
 #define G2Z__CANDIDATES 24       /* algorithms that are timed per shape, at most */
-#define G2Z__TIMED_FLOP 1.6e11   /* limit of a timed round of small products */
+#define G2Z__TIMED_FLOP 1.6e11   /* per timed round of small products, at most */
 #define G2Z__LARGE_FLOP 3e10     /* products of this size or more are timed longer */
 #define G2Z__LARGE_CALLS 8
 #define G2Z__LARGE_MS 30
@@ -2024,8 +2025,8 @@ typedef struct g2z__lt_product {
   cublasLtMatrixLayout_t a, b, d;
   cublasLtMatmulAlgo_t algo;
   float us;                        /* as timed; 0: not timed */
-  int listed;                      /* 1: in the tuning table, for good. 0: chosen while products
-                                    * were not timed, as for a score; a training chooses again */
+  int listed;                      /* 1: stays in the tuning table. 0: chosen without timing, as
+                                    * for a score; a training chooses again */
 } g2z__lt_product;
 
 /* Arguments and results of a product whose rows become a softmax. Exponents have base 2. */
@@ -2716,9 +2717,9 @@ static const g2z_narrow_weight *g2z__narrow_ready(const g2z_device *device, cons
   return NULL;
 }
 
-/* Changes a key to 8 bits: operands by rows of k. In room k42 A is e4m3 and B has `type`. In
- * cuBLASLt A has `type`, e4m3 or e5m2, and B has the other of these types; fast accumulation stays
- * off, so that partial sums move to fp32. */
+/* Changes a key to operands in 8 bits, whose rows have k numbers. In room k42 A is e4m3 and B has
+ * `type`. In cuBLASLt A has `type`, e4m3 or e5m2, and B has the other of these types; fast
+ * accumulation stays off, so that partial sums move to fp32. */
 static void g2z__narrow_key(g2z__lt_key *key, cudaDataType_t type) {
   key->type = type;
   key->transpose_a = 1;
@@ -4167,8 +4168,8 @@ static __device__ inline void g2z__wgmma_weighted(float (&c)[8][4], const uint32
 
 /* ----- items and rows ---------------------------------------------------- */
 
-/* Worker n starts with item n, then takes the next free item. *taken counts the takes: one for each
- * other item, and one per worker that finds no more; `items` in all. The last resets *taken. */
+/* Worker n starts with item n, then takes the next free item. *taken counts the takes. There are
+ * `items` of them: one per worker finds no item left. The last take resets *taken. */
 static __device__ inline int g2z__hopper_take(int *taken, int items, int workers) {
   int number = atomicAdd(taken, 1);
   if (number == items - 1) *taken = 0;
@@ -4474,7 +4475,7 @@ struct g2z__hopper_cut {
   int heads, whole;                  /* B*NH; the first `whole` of them are not cut */
   int splits, left;                  /* parts of a cut head; tiles of dQ that they write in all */
   int first[G2Z__HOPPER_SPLITS + 1]; /* each part's first block of keys; then the block count */
-  int base[G2Z__HOPPER_SPLITS];      /* tile i of a part, i >= 2 first, is base + i of `left` */
+  int base[G2Z__HOPPER_SPLITS];      /* tile i >= 2 first of a part is number base + i of `left` */
   int longest[G2Z__HOPPER_SPLITS];   /* the parts, the longest first */
 };
 
@@ -5635,7 +5636,7 @@ typedef enum g2z__finish {
   /* The same in 8 bits, as rows and as columns. N % 128 == 0, M % 16 == 0: */
   G2Z__FINISH_GELU_8,            /* e4m3 */
   G2Z__FINISH_TIMES_8,           /* e5m2 */
-  G2Z__FINISH_SOFTMAX_8          /* e5m2; M % 64 == 0, a row's words have word_at's order */
+  G2Z__FINISH_SOFTMAX_8          /* e5m2; M % 64 == 0; rows in the order of g2z__word_at */
 } g2z__finish;
 template <g2z__finish FINISH, g2z__finish PLAIN> /* PLAIN, or the same in 8 bits */
 static constexpr bool g2z__is = FINISH == PLAIN || FINISH == PLAIN + 3;
@@ -5834,8 +5835,8 @@ static __device__ inline void g2z__product_ask(g2z__product_warp &warp, const CU
   }
 }
 
-/* Finishes 16 rows of 64 columns: the tile's group `group` of three. `other` is input with ADD and
- * TIMES, the slope with GELU. `out` has pairs of A, with *_8 of 8-bit numbers. */
+/* Finishes 16 rows of 64 columns: group `group` of the tile's three. `other` is input with ADD and
+ * TIMES, and the slope with GELU. `out` gets pairs of A; with *_8, pairs of 8-bit numbers. */
 template <typename A, typename E, g2z__finish FINISH>
 static __device__ __forceinline__ void
 g2z__product_piece(uint32_t (&out)[4][4], uint32_t (&other)[4][4], float (&sums)[16],
@@ -5898,7 +5899,8 @@ g2z__product_piece(uint32_t (&out)[4][4], uint32_t (&other)[4][4], float (&sums)
   }
 }
 
-/* 8 columns in 8 bits: a pair and the pair 8 rows below. y has pairs of A; EIGHT: of 8 bits. */
+/* 8 columns in 8 bits: a pair and the pair 8 rows below. y has pairs of A; with
+ * EIGHT, pairs of 8-bit numbers. */
 template <typename A, typename E, int EIGHT>
 static __device__ inline uint32_t g2z__product_pairs(const uint32_t (&y)[4][4], int n) {
   const uint32_t *two = y[n / 2] + n % 2 * 2;
@@ -7485,8 +7487,8 @@ static g2z_status g2z__batch_multiply(g2z_device *device, g2z__lt_key key, g2z__
   return g2z__lt_multiply(device, &key, &on);
 }
 
-/* Newton-Schulz on `count` matrices of one shape. X is [rows,width], never transposed: with rows <=
- * width A = X X^T and X = a X + P X, else A = X^T X and X = a X + X P, where P = b A + c A A is
+/* Newton-Schulz on `count` matrices of one shape. X is [rows,width] and is never transposed. If
+ * rows <= width, A = X X^T and X = a X + P X; else A = X^T X and X = a X + X P. P = b A + c A A is
  * symmetric. Each step swaps x and `other`. The last of the five steps writes `other`, the place of
  * the matrices themselves if they are contiguous. */
 static g2z_status g2z__newton_schulz(g2z_device *device, const g2z__matrix_list *list, int count,
