@@ -22,8 +22,7 @@ limits() {
   cat << 'END'
 #                          ternary  two  comma  params  long
 each                            30    0      0       -     0
-all                              -    -      -      29     -
-gpt2_zero_kernels.cuh           40    4     33       -     0
+all                              -    -      -      16     -
 bench.cu                        55    0      0       -     0
 extras/g2z_text.h               50    0      0       -     0
 tests/base.h                    30    7      2       -     0
