@@ -1486,22 +1486,24 @@ static g2z_status g2zp_run_read(g2z_services *services, const char *run_dir, g2z
 
 /* Puts a table of the settings that a resume changed. train.log has a line for each of them, "TIME
  * [warning: ]NAME changed since the checkpoint: OLD -> NEW[; MORE]". The next line "TIME  resumed
- * after step N, from ..." ends the resume. */
+ * after step N, from ..." ends the resume. Each line is copied before sscanf reads it: sscanf looks
+ * for the end of all the text that it is given, and a log has a line per step. */
 static void g2zp_page_resumes(g2z_page *page, const char *log) {
   static const char *const headers[] = {"setting", "resumed after step", "before", "since then"};
-  static const char warning[] = "warning: ";
+  static const char warning[] = "warning: ", resumed[] = "  resumed after step ";
   int rows = 0;
-  for (const char *begin = log, *end; (end = strstr(begin, "  resumed after step ")) != NULL;
-       begin = end + 1) {
-    int64_t step = 0;
-    sscanf(end, "  resumed after step %" SCNd64, &step);
-    for (const char *line = begin; line < end; line += strcspn(line, "\n") + 1) {
-      char name[96], old[64], now[64];
-      const char *text = line + strcspn(line, " \n");
+  for (const char *begin = log, *end; (end = strstr(begin, resumed)) != NULL; begin = end + 1) {
+    const int64_t step = strtoll(end + strlen(resumed), NULL, 10);
+    size_t length;
+    for (const char *line = begin; line < end; line += length + 1) {
+      char copy[512], name[96], old[64], now[64];
+      length = strcspn(line, "\n");
+      snprintf(copy, sizeof copy, "%.*s", (int)(length < sizeof copy ? length : 0), line);
+      const char *text = copy + strcspn(copy, " ");
       if (strncmp(text, "  ", 2) != 0) continue;
       text += 2;
       if (strncmp(text, warning, strlen(warning)) == 0) text += strlen(warning);
-      if (sscanf(text, "%95[^:\n]: %63s -> %63[^;\n]", name, old, now) != 3) continue;
+      if (sscanf(text, "%95[^:]: %63s -> %63[^;]", name, old, now) != 3) continue;
       char *verb = strstr(name, " changed since the checkpoint");
       if (!verb) continue;
       *verb = 0;

@@ -2313,8 +2313,19 @@ G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *co
   return status;
 }
 
+static g2z_run *g2zr_running;         /* the run that signals stop; NULL: none */
+static int g2zr_done;                 /* 1: the run that g2zr_running named has ended, complete */
+static double g2zr_asked_at;          /* g2z_seconds() of the first signal; 0: none yet */
+
+/* From now on signals do not reach this run. */
+static void g2zr_let_go(const g2z_run *run) {
+  g2zr_done = run->finished && !(run->due & G2ZR_DUE_STOP);
+  __atomic_store_n(&g2zr_running, NULL, __ATOMIC_RELAXED);
+}
+
 G2Z_API void g2z_run_free(g2z_run *run) {
   if (!run) return;
+  if (run == g2zr_running) g2zr_let_go(run);
   if (run->services->listener == run) run->services->also = NULL;
   if (run->trainer) rmdir(run->weights); /* only if they are still empty */
   g2zr_close(run);
@@ -3076,10 +3087,6 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
 
 /* ----- signals ----- */
 
-static g2z_run *g2zr_running;         /* NULL: there is nothing to save */
-static int g2zr_done;                 /* 1: the run that g2zr_running named has ended, complete */
-static double g2zr_asked_at;          /* g2z_seconds() of the first signal; 0: none yet */
-
 static void g2zr_on_signal(int number) {
   const double now = g2z_seconds();
   g2z_run *run = __atomic_load_n(&g2zr_running, __ATOMIC_RELAXED);
@@ -3091,13 +3098,16 @@ static void g2zr_on_signal(int number) {
 
 /* SIGHUP comes when a terminal closes; under nohup it is ignored and stays so. */
 G2Z_API void g2z_run_catch_signals(g2z_run *run) {
-  const g2z_run *last = g2zr_running;
   struct sigaction action, before;
-  g2zr_done = !run && last && last->finished && !(last->due & G2ZR_DUE_STOP);
+  if (!run && g2zr_running) g2zr_let_go(g2zr_running);
+  if (run) { /* signals to an earlier run do not count */
+    g2zr_done = 0;
+    g2zr_asked_at = 0;
+    __atomic_store_n(&g2zr_running, run, __ATOMIC_RELAXED);
+  }
   memset(&action, 0, sizeof action);
   action.sa_handler = g2zr_on_signal;
   action.sa_flags = SA_RESTART;
-  __atomic_store_n(&g2zr_running, run, __ATOMIC_RELAXED);
   for (size_t i = 0; i < G2Z_COUNT(g2zr_signals); i++) {
     const int number = g2zr_signals[i].number, known = sigaction(number, NULL, &before) == 0;
     if (number == SIGHUP && known && before.sa_handler == SIG_IGN) continue;
