@@ -4409,19 +4409,20 @@ G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
 #define G2Z__ATTENTION_PARTS 320 /* maximum of heads, or parts of heads, whose dQ is in scratch */
 #define G2Z__PRODUCT_COLUMNS 192 /* in a tile of our own products */
 
-/* Buffers. plan_bytes() counts them; trainer_allocate() (i14) and model_extend() (i15) allocate
- * them; trainer_release() and model_release() free them. The tables name the plan `p`, the model
- * `m` and the trainer `t` of the function that walks them.
+/* Tables of buffers. plan_bytes() counts the buffers; trainer_allocate() (i14) and model_extend()
+ * (i15) allocate them; trainer_release() and model_release() free them. The tables name the plan
+ * `p`, the model `m` and the trainer `t` of the function that walks them.
  *   address  the member that points to the buffer
- *   kind     of memory that the plan counts the buffer as
- *   where    DEVICE. SHARED: on the device, allocated by the communicator, because other ranks
- *            access it; on the device of a model in use. HOST: pinned memory of the host
+ *   kind     the kind of memory that the plan counts the buffer as
+ *   where    DEVICE: the device's own memory. SHARED: memory of the device that other ranks access,
+ *            so the communicator allocates it; a model in use has no other ranks, and takes the
+ *            device's own. HOST: pinned memory of the host
  *   bytes    0: there is no such buffer, and the member may point into another one
- * The rest of a rank's memory has other lifetimes: the communicator's (k80), scratch of the ops,
- * a generation's tokens and logits (i15), the host's tables. */
+ * Other memory has another lifetime: the communicator's (k80), scratch of the ops, the tokens and
+ * logits of a generation (i15), the host's tables. */
 typedef enum g2z__where { G2Z__DEVICE, G2Z__HOST, G2Z__SHARED } g2z__where;
 
-/* Buffers of every model. `tokens` holds the tokens of a step, then at once their targets. */
+/* Buffers of every model. In `tokens` the targets of a step follow its tokens without a gap. */
 #define G2Z__MODEL_BUFFERS(X)                                                                     \
   /* address         kind         where   bytes */                                                \
   X(m->activations,  ACTIVATIONS, DEVICE, g2z__activation_offset(p, G2Z__ACT_COUNT, 0))           \
