@@ -717,8 +717,10 @@ typedef enum g2z_memory { G2Z_MEMORY_LIST(G2Z_LIST_NAME) G2Z_MEMORY_COUNT } g2z_
 /* Which of a buffer's n elements a rank owns: the rule of REDUCE and GATHER (d11). To shard in
  * another way, for example inside each node, add a row and set plan->slice and ->slices. Other code
  * asks for SLICES, or divides by the world: plan_owned(), plan_fill(), plan_homes(), plan_bytes()
- * and g2z_plan_create() (i06); star_reduce() and star_rows() (i11); room k80; verdict.owners (i14);
- * saver_begin() (i16). */
+ * and g2z_plan_create() (i06), which gets no local rank; plan_give_homes() and plan_routes(), where
+ * a slice's number is a rank; star_reduce(), star_rows() and call_span() (i11); room k80;
+ * verdict.owners, whose rows are the first ones, and trainer_rehearse() (i14); saver_begin() (i16).
+ */
 typedef enum g2z_owner {
   G2Z_OWNER_SLICES,            /* rank r owns slice r, n / slices elements */
   G2Z_OWNER_ALL,               /* each rank owns all */
@@ -1066,7 +1068,7 @@ typedef struct g2z_step_state {
   int64_t skipped;           /* steps skipped in total */
   int64_t counted;           /* last step: targets of all ranks that are not -1 */
   int32_t skipped_at_minimum;/* in a row, while the loss scale could not shrink further */
-  int32_t good_steps;        /* in a row, since the scale grew or a step was skipped */
+  int32_t good_steps;        /* in a row, since the scale grew or gradients were not finite */
   int32_t hysteresis;        /* overflows left before the scale halves */
   int32_t skip;              /* verdict on the last step. 0: applied. 1: its gradients were not
                               * finite, no target counted, or a rank failed in it. 2: a spike */
@@ -1571,8 +1573,9 @@ G2Z_API g2z_status g2z_device_span_times(g2z_device *device, g2z_span_times out[
  * G2Z_EXIT_LOST: its GPU may wait for the lost rank for ever, and so would every call that waits
  * for the GPU, even NCCL's abort.
  *
- * After g2z_context_create all ranks make every call in the same order, except g2z_ranks_place,
- * _collectives and _write_flight. A job of one rank opens no connection. */
+ * After g2z_context_create all ranks make every call in the same order. Any rank may call these
+ * alone: g2z_ranks_place, _collectives and _write_flight, g2z_trainer_fail and _request_stop. A job
+ * of one rank opens no connection. */
 
 #define G2Z_EXIT_LOST 70     /* exit code: another rank died or hangs; its output has the cause */
 
@@ -1917,9 +1920,10 @@ G2Z_API g2z_status g2z_trainer_create(g2z_context *context, const g2z_train_conf
 G2Z_API void g2z_trainer_free(g2z_trainer *trainer);
 /* Trains one step on the next batch of the config's shards. G2Z_DIVERGED: see d08, NUMERICS.
  * All ranks of a job make the same calls, and the same call returns the same status on all. If one
- * rank fails (a shard that cannot be read), all ranks know one step later, and their steps return
- * its status until a checkpoint is loaded. A call that fails still reports the last finished step
- * if no earlier call has: loss_step is then not 0. */
+ * rank fails (a shard that cannot be read), the call still returns G2Z_OK on all ranks, and the
+ * step is skipped. The next call enqueues one more step, which is skipped, too, and returns the
+ * failure on all ranks, as do further ones until a checkpoint is loaded. A call that fails still
+ * reports the last finished step if no earlier call has: loss_step is then not 0. */
 G2Z_API g2z_status g2z_trainer_step(g2z_trainer *trainer, g2z_report *report);
 /* Trains one step on the caller's tokens, x and y [accum, B, T] in host memory. A y of -1 does not
  * count: loss and gradient are means over the other targets, of all ranks and micro-steps. */
@@ -2174,8 +2178,9 @@ extern "C" {
  *
  * To add an optimizer:
  *   declare   G2Z_OPTIMIZER_LIST (d05), its settings (i05), and a column of G2Z_PARAM_LIST (d06)
- *   plan      plan_updates() cuts its ranges; plan_homes() gives whole weights homes and routes;
- *             plan_fill() sets plan.early
+ *   check     train_config_check() (i05) ties moments=bf16 to AdamW
+ *   plan      plan_updates() cuts its ranges; plan_homes() gives whole weights homes and routes,
+ *             and sets v_elements; plan_fill() sets plan.early
  *   memory    its state is a row of G2Z__TRAINER_BUFFERS (i06). State has one element per
  *             parameter: a rank holds its slices, a file all in canonical order. State of a whole
  *             matrix, such as Shampoo's L and R, needs new code: allocate it at homes by
@@ -2185,7 +2190,8 @@ extern "C" {
  *             trainer_rehearse() (i14) call them; device_suits() checks the GPU. In a skipped step
  *             (state->skip) no op may change a weight or a moment.
  *   files     g2z_buffer; trainer_shard(), where scale > 0 means Muon, trainer_read() and _write()
- *             (i14); transfer_buffer(), _elements(), saver_begin() and loading_fill() (i16)
+ *             (i14); transfer_buffer(), _elements(), saver_begin() and loading_fill() (i16), which
+ *             resets the state of weights whose optimizer changed
  *   log       trainer_open() (i14)
  *
  * When a rank may overwrite memory that another rank reads:
@@ -2206,8 +2212,9 @@ extern "C" {
  *                   Reductions i and i-2 use the same half. It is free: all ranks met in reduction
  *                   i-1, and each had added up reduction i-2 before that.
  *
- * The step only enqueues. A call fails only if this rank's device is lost. Any other failure of a
- * rank travels in the verdict, so that no rank waits in a collective for ever. */
+ * The step only enqueues. On a GPU a call fails only if this rank's device is lost; on CPUs also if
+ * another rank is, or memory ends. Any other failure of a rank travels in the verdict, so that no
+ * rank waits in a collective for ever. */
 
 /* The parts of the step, which follow it in this room. */
 G2Z__PRIVATE g2z_status g2z__begin_step(g2z_trainer *t);
@@ -10038,7 +10045,9 @@ G2Z__PRIVATE g2z_status g2z__block_activations(const g2z_model *model, const g2z
   return G2Z_OK;
 }
 
-/* Runs a unit's part of the forward pass. wte has none: unit wpe reads the rows of both. */
+/* Runs a unit's part of the forward pass. wte has none: unit wpe is the embedding, and reads rows
+ * of both. Positions that turn q and k instead (RoPE) belong after the product qkv of a block, into
+ * attention_bwd before dbias and the 8-bit copy, and into attention_next before a row is stored. */
 G2Z__PRIVATE g2z_status g2z__unit_forward(const g2z_model *model, const g2z__pass *pass, int unit) {
   g2z_device *dev = model->device;
   const g2z_plan *plan = model->plan;
@@ -10210,8 +10219,8 @@ G2Z__PRIVATE g2z_status g2z__unit_backward_norm(const g2z_model *model, const g2
  * on one while the host reads the other. */
 enum { G2Z__EVENT_STAGED = 0, G2Z__EVENT_REPORT = 2 };
 
-/* After this many consecutive skipped steps at the smallest loss scale a run has diverged. A
- * healthy run skips single steps. */
+/* After this many consecutive skipped steps at a loss scale that cannot shrink a run has diverged.
+ * A healthy run skips single steps. */
 #define G2Z__SKIPS_AT_MINIMUM 50
 
 /* Returns the status. On a failure it first marks this rank as failed alone: no verdict can carry
