@@ -31,13 +31,13 @@ extern "C" {
 #endif
 
 /* ===== options ===========================================================
- * The values of the flags, and the config of a run that they make. A process has one: run and
- * context keep pointers into it. */
+ * The values of the flags, and the run's config that they set. A process has one g2z_run_options:
+ * run and context keep pointers into it. */
 
 typedef struct g2z_run_options {
-  g2z_run_config run;          /* flags go into it directly, or by g2z_run_options_settle */
+  g2z_run_config run;          /* set by flags directly, or by g2z_run_options_settle */
   const char *model, *run_dir;
-  g2z_model_config shape;      /* overrides the model's; 0 here and below: see --help */
+  g2z_model_config shape;      /* replaces values of `model`. 0 here and below: see --help */
   int seq, accum, global_batch, device, dtype, zero;
   int64_t steps;
   float loss_scale;
@@ -46,8 +46,8 @@ typedef struct g2z_run_options {
   const char *run_id;
   int nccl_logs, profile_mode;
   int dry_run, help, version;  /* requests to the program */
-  g2z_texts train;             /* each --train; */
-  char *train_text;            /* all of them, one per line */
+  g2z_texts train;             /* the values of --train */
+  char *train_text;            /* these values as one text, one per line */
   char run_dir_text[1024], weights_text[1040], vocab_text[4128];
   g2z_ranks *met;              /* NULL until all ranks have met and know rank 0's run_dir */
 } g2z_run_options;
@@ -59,18 +59,18 @@ G2Z_API g2z_status g2z_run_options_parse(g2z_services *services, int argc, char 
 G2Z_API void g2z_run_options_free(g2z_services *services, g2z_run_options *options);
 /* The table of flags for --help: one call of `line` per line. */
 G2Z_API void g2z_run_options_print(void (*line)(void *user, const char *text), void *user);
-/* A sentence of the library in the words of the command line: "heads=7" becomes "--heads 7".
- * Returns `out`, which has the sentence as it is if that names a flag already. */
+/* Copies a sentence of the library to `out`, with flags in place of settings: "heads=7" becomes
+ * "--heads 7". A sentence that already names a flag is copied unchanged. Returns `out`. */
 G2Z_API const char *g2z_run_options_words(const char *sentence, char *out, size_t room);
-/* --ranks and --gpus: this process starts the ranks and waits for them, or is one of them. Returns
- * the results of g2z_ranks_spawn; without these flags *is_parent is 0. */
+/* With --ranks or --gpus: calls g2z_ranks_spawn and returns its results. This process then either
+ * has started the ranks and waited for them, or is one of them. Otherwise *is_parent becomes 0. */
 G2Z_API g2z_status g2z_run_options_spawn(g2z_services *services, const g2z_run_options *options,
                                          char **argv, int *is_parent, int *code);
-/* Checks flags against each other, and completes options->run and *context. */
+/* Refuses flags that contradict each other, and completes options->run and *context. */
 G2Z_API g2z_status g2z_run_options_settle(g2z_services *services, g2z_run_options *options,
                                           g2z_context_config *context);
-/* Members of `wanted` that are not 0 replace those of `config`. If it gives channels but no heads,
- * there is one head per 64 channels. */
+/* Members of `wanted` that are not 0 replace the members of `config`. If `wanted` has channels but
+ * no heads, config->heads becomes one per 64 channels. */
 G2Z_API void g2z_shape_override(g2z_model_config *config, const g2z_model_config *wanted);
 /* A flag with the type and the bounds of a setting of the library. */
 G2Z_API g2z_flag g2z_setting_flag(const char *name, const char *setting, void *destination,
@@ -78,12 +78,12 @@ G2Z_API g2z_flag g2z_setting_flag(const char *name, const char *setting, void *d
 
 /* ===== a plan as a table ================================================= */
 
-/* Prints a plan: one call of `line` per line. It compares the plan with `free_bytes` of memory (0:
- * unknown) and gives the largest B that fits. */
+/* Prints a plan: one call of `line` per line. Then compares it with `free_bytes` of memory, and
+ * prints the largest B that fits. free_bytes 0: unknown, no comparison. */
 G2Z_API void g2z_plan_print(const g2z_plan *plan, size_t free_bytes,
                             void (*line)(void *user, const char *text), void *user);
-/* --dry-run: rank 0 prints its plan, which is the largest, and compares it with the device's free
- * memory. G2Z_NO_MEMORY: it does not fit. */
+/* --dry-run: rank 0 prints its plan, the largest of all ranks, and compares it with the device's
+ * free memory. G2Z_NO_MEMORY: the plan does not fit. */
 G2Z_API g2z_status g2z_run_dry(g2z_services *services, const g2z_run_options *options,
                                const g2z_context_config *context,
                                void (*line)(void *user, const char *text), void *user);
@@ -92,25 +92,27 @@ G2Z_API g2z_status g2z_run_dry(g2z_services *services, const g2z_run_options *op
 
 /* Meets the other ranks and opens the run. With --nccl-logs, NCCL logs into the run directory. All
  * ranks use rank 0's directory: its name may contain the time. The caller frees *run, then
- * *context, also after a failure, but prints its sentence first: ranks wait for each other in
- * g2z_context_free, and a rank that failed alone may be ended there. Both may be NULL. */
+ * *context, also after a failure; both may be NULL. It prints the failure's sentence before that:
+ * ranks wait for each other in g2z_context_free, and a rank that failed alone may be killed
+ * there. */
 G2Z_API g2z_status g2z_run_launch(g2z_run_options *options, const g2z_context_config *config,
                                   g2z_context **context, g2z_run **run);
 /* For an on_fault: writes this rank's flight recorder, and RUN_FAILED.json unless another rank is
- * writing it. Before all ranks have met it writes nothing: there is no directory yet. `hint`
- * becomes the command that continues the run, or "" without a run directory. */
+ * writing it. Writes no file before all ranks have met: there is no directory yet. `hint` becomes
+ * a sentence with the command that continues the run, or "" without a run directory. */
 #define G2Z_RUN_HINT_BYTES 1400
 G2Z_API void g2z_run_write_fault(const g2z_run_options *options, const g2z_fault *fault,
                                  char hint[G2Z_RUN_HINT_BYTES]);
-/* For an on_fault: the process ends with exit code G2Z_EXIT_LOST after this time, also if its
- * threads wait for a console or a file system. */
+/* For an on_fault: ends the process after this time with exit code G2Z_EXIT_LOST, even if its
+ * threads are blocked by a console or a file system. */
 G2Z_API void g2z_run_end_within(unsigned seconds);
 
 /* ===== a model in use ==================================================== */
 
-/* Uses trained weights, without training and run directory: scores the files of --eval, then
- * continues --prompt, or with "-" each line of standard input. `put` receives the output, as in
- * g2z_write_text; options->run.progress receives the progress of each file. */
+/* Uses trained weights, without training and without a run directory. Scores the files of --eval,
+ * then continues the text of --prompt. With --prompt -, or on a terminal without both flags,
+ * continues each line of standard input. `put` receives the output, as in g2z_write_text;
+ * options->run.progress receives the progress of each file. */
 G2Z_API g2z_status g2z_run_use(const g2z_run_options *options, const g2z_context_config *config,
                                int (*put)(void *user, const char *text, size_t bytes), void *user);
 
@@ -146,8 +148,9 @@ extern "C" {
 static const char *const g2zc_devices[] = {G2Z_DEVICE_LIST(G2Z_LIST_TEXT)};
 static const char *const g2zc_fp8[] = {G2Z_FP8_LIST(G2Z_LIST_TEXT)};
 
-/* The flags: parser, --help and docs/flags.md come from this list. g2z_run_options_default sets the
- * defaults. --help shows a default that is in the range; for others the text has it in brackets. */
+/* The flags: the parser, --help and docs/flags.md are made from this list. g2z_run_options_default
+ * sets the defaults. --help shows a default if it is in the flag's range. A default outside, such
+ * as -1 for "computed later", is explained in brackets in the help text. */
 #define G2ZC_FLAG_LIST                                                                            \
   GROUP("Data")                                                                                   \
   /* name, [kind or setting, destination, [least, most,] value,] help */                          \
@@ -184,8 +187,8 @@ static const char *const g2zc_fp8[] = {G2Z_FP8_LIST(G2Z_LIST_TEXT)};
   OPTIMIZER("min-lr", min_lr, "learning rate at the end [a tenth of --lr]")                       \
   OPTIMIZER("weight-decay", weight_decay, "weight decay of matrices")                             \
   OPTIMIZER("beta1", beta1, "AdamW's decay of the mean of gradients")                             \
-  OPTIMIZER("beta2", beta2, "AdamW's decay of their variance")                                    \
-  OPTIMIZER("eps", eps, "in AdamW's denominator")                                                 \
+  OPTIMIZER("beta2", beta2, "AdamW's decay of the variance of gradients")                         \
+  OPTIMIZER("eps", eps, "small number added to AdamW's denominator")                              \
   SETTING("moments", moments, run.train.optimizer.moments_bf16,                                   \
           "type of AdamW's m and v; bf16: half their memory on a GPU")                            \
   OPTIMIZER("momentum", momentum, "Muon's decay of the mean of gradients")                        \
@@ -205,10 +208,11 @@ static const char *const g2zc_fp8[] = {G2Z_FP8_LIST(G2Z_LIST_TEXT)};
   PLAIN("tuning", TEXT, run.train.tuning, "FILE", "use the algorithms in a run's tuning.txt")     \
   SETTING("zero", zero_stage, zero,                                                               \
        "ZeRO: ranks divide 0 nothing, 1 optimizer, 2 also gradients, 3 also parameters [1]")      \
-  TRAIN("strategy", strategy, "dp: only rank 0 has the optimizer; it updates for all")            \
+  TRAIN("strategy", strategy, "dp: rank 0 alone has the optimizer, and updates for all ranks")    \
   TRAIN("grad-dtype", grad_fp32, "type of gradients; fp32 for more than 2 micro-steps")           \
-  TRAIN("transport", transport, "moves gradients and parameters between GPUs; see the header")    \
-  TRAIN("bucket-mb", bucket_mb, "MiB of gradients per collective; 0: 64, at least 1.9 x ranks")   \
+  TRAIN("transport", transport, "how data moves between GPUs; described in gpt2_zero.h")          \
+  TRAIN("bucket-mb", bucket_mb, "MiB of gradients per collective; 0: the larger of 64 and 1.9 x " \
+       "ranks")                                                                                   \
   TRAIN("recompute", recompute, "block: forward runs again in backward, to save memory")          \
   TRAIN("seed", seed, "seed of initial weights, data order, dropout")                             \
   GROUP("Ranks")                                                                                  \
@@ -229,24 +233,26 @@ static const char *const g2zc_fp8[] = {G2Z_FP8_LIST(G2Z_LIST_TEXT)};
   FLAG("target-loss", FLOAT, run.target_loss, 1e-6, 1e6, "X",                                     \
        "mark the first validation with a loss of at most X")                                      \
   PLAIN("eval", TEXTS, run.eval, "FILE...",                                                       \
-       "files to score: text, .jsonl, shards, questions of benchmarks; in training at its end")   \
+       "files to score: text, .jsonl, shards, benchmark questions; with --train: at the end")     \
   STEPS("eval-every", run.eval_every, "steps between scorings of --eval [the end of the run]")    \
   STEPS("sample-every", run.sample_every, "steps between samples [the end of the run]")           \
   FLAG("sample-tokens", INT, run.sample_tokens, 0, 1048576, "N", "length of a sample; 0: none")   \
   PLAIN("prompt", TEXT, run.prompt, "TEXT",                                                       \
-       "text to continue, or its end if it exceeds the context [end of text]; "                   \
+       "text to continue; only its end counts if it exceeds the context [end of text]; "          \
        "-: each line of standard input")                                                          \
   FLAG("temperature", FLOAT, run.sampling.temperature, 0, 1e6, "X", "0: the likeliest token")     \
-  FLAG("top-k", INT, run.sampling.top_k, 0, 16777216, "N", "draw from the N likeliest; 0: all") \
-  FLAG("top-p", FLOAT, run.sampling.top_p, 1e-6, 1, "X", "draw from the likeliest that sum to X") \
+  FLAG("top-k", INT, run.sampling.top_k, 0, 16777216, "N",                                        \
+       "draw from the N likeliest tokens; 0: all")                                                \
+  FLAG("top-p", FLOAT, run.sampling.top_p, 1e-6, 1, "X",                                          \
+       "draw from the likeliest tokens whose probabilities sum to X")                             \
   PLAIN("sample-seed", UINT64, run.sampling.seed, "N", "seed of the draws")                       \
   GROUP("Checkpoints")                                                                            \
   STEPS("save-every", run.save_every, "steps between checkpoints; also at the end")               \
   SWITCH("save-epochs", run.save_epochs, "save at the end of each epoch")                         \
   FLAG("keep", INT, run.keep, 0, 2147483647, "N", "number of checkpoints to keep; 0: all")        \
   SWITCH("keep-best", run.keep_best,                                                              \
-         "also keep the checkpoint of the lowest validation loss, and RUN_DIR/best links to it; " \
-         "with --save-every but no --keep, earlier ones stay")                                    \
+         "also keep the checkpoint of the lowest validation loss, and link RUN_DIR/best to it; "  \
+         "with --save-every and without --keep, all checkpoints stay")                            \
   PLAIN("resume", TEXT, run.resume, "latest|DIR",                                                 \
        "continue from a checkpoint: DIR, or the newest in --run-dir")                             \
   GROUP("Results")                                                                                \
@@ -254,10 +260,12 @@ static const char *const g2zc_fp8[] = {G2Z_FP8_LIST(G2Z_LIST_TEXT)};
   PLAIN("save-weights", TEXT, run.save_weights, "DIR",                                            \
        "directory for the trained model [RUN_DIR/weights]; none: no files")                       \
   PLAIN("tensorboard", CHOICE, run.tensorboard, "|off|on", "event files in the run directory")    \
-  SWITCH("nccl-logs", nccl_logs, "write NCCL's logs and topology into RUN_DIR; or NCCL_LOGS=1")   \
+  SWITCH("nccl-logs", nccl_logs,                                                                  \
+       "write NCCL's logs and topology into RUN_DIR; NCCL_LOGS=1 does the same")                  \
   SWITCH("dry-run", dry_run,                                                                      \
        "print memory plan and largest batch, then end; exit code 1: it does not fit")             \
-  SWITCH("profile", run.profile, "time the parts of a step, in RUN_DIR/profiles; no graphs")      \
+  SWITCH("profile", run.profile,                                                                  \
+       "time the parts of a step, into RUN_DIR/profiles; without CUDA graphs")                    \
   SWITCH("profile-mode", profile_mode, "print a line every 5 s, on a terminal too")               \
   SWITCH("version", version, "print the version")                                                 \
   SWITCH("help", help, "print this")
@@ -266,7 +274,7 @@ G2Z_API g2z_run_options g2z_run_options_default(void) {
   const g2z_ranks_config ranks = g2z_ranks_config_default();
   g2z_run_options o;
   memset(&o, 0, sizeof o);
-  o.run = g2z_run_config_default(G2Z_DEVICE_CPU); /* _settle sets the type for the device */
+  o.run = g2z_run_config_default(G2Z_DEVICE_CPU); /* _settle sets the dtype for the device */
   o.device = o.dtype = o.zero = -1;
   o.join_timeout = (float)ranks.join_s;
   o.silence_timeout = (float)ranks.silence_s;
@@ -288,14 +296,14 @@ G2Z_API void g2z_shape_override(g2z_model_config *config, const g2z_model_config
 G2Z_API g2z_flag g2z_setting_flag(const char *name, const char *setting, void *destination,
                                   const char *help) {
   static const g2z_flag_kind kinds[] = {G2Z_FLAG_INT, G2Z_FLAG_INT64, G2Z_FLAG_UINT64,
-                                        G2Z_FLAG_FLOAT, G2Z_FLAG_CHOICE}; /* g2z_setting_kind's */
+                                        G2Z_FLAG_FLOAT, G2Z_FLAG_CHOICE}; /* by g2z_setting_kind */
   const g2z_setting *s = g2z_setting_find(setting);
   g2z_flag flag = {name, kinds[s->kind], destination, s->least, s->most, s->words, help};
   if (!flag.value) flag.value = s->kind == G2Z_SETTING_FLOAT ? "X" : "N";
   return flag;
 }
 
-/* Parses argv into the options, or prints their table if there is a `line`. */
+/* Parses argv into the options. Unless `line` is NULL, prints the table of flags instead. */
 static g2z_status g2zc_options_table(g2z_services *services, g2z_run_options *o, int argc,
                                      char **argv, void (*line)(void *user, const char *text),
                                      void *user) {
@@ -362,7 +370,7 @@ static const struct {
 #undef OPTIMIZER
 #undef GROUP
 
-/* The entry of a setting, by its name or its flag's; -1: there is none. */
+/* The index of the setting that has this name, or whose flag has it; -1: there is none. */
 static int g2zc_setting_at(const char *name, size_t length) {
   for (size_t i = 0; i < G2Z_COUNT(g2zc_settings); i++) {
     const char *const names[] = {g2zc_settings[i].setting, g2zc_settings[i].flag};
@@ -424,8 +432,8 @@ G2Z_API g2z_status g2z_run_options_spawn(g2z_services *services, const g2z_run_o
   /* Check here, so that a bad setting fails once and not on every rank. */
   g2z_run_options checked = *o;
   g2z_context_config context = g2z_context_config_default(services);
-  if (o->device < 0) checked.device = (int)context.device; /* rank 0 reports a missing GPU, */
-  checked.run.train.fp8 = G2Z_FP8_NONE;                    /* and a GPU without fp8 */
+  if (o->device < 0) checked.device = (int)context.device; /* rank 0 reports a missing GPU */
+  checked.run.train.fp8 = G2Z_FP8_NONE;                    /* rank 0 reports a GPU without fp8 */
   G2Z_TRY(g2z_run_options_settle(services, &checked, &context));
   return g2z_ranks_spawn(services, ranks, argv, is_parent, code);
 }
@@ -441,8 +449,8 @@ static g2z_status g2zc_read_vocab(g2z_services *services, const char *path, uint
   return G2Z_OK;
 }
 
-/* Refuses files whose names do not end in .bin, as the names of shards do. The error has the
- * command that renames the file, or makes shards of it. */
+/* The names of shards end in .bin: refuses files with other names. The error has the command that
+ * renames the file, or makes shards of it. */
 static g2z_status g2zc_check_shards(g2z_services *services, const g2z_run_options *o,
                                     const char *flag, const char *given) {
   const char *vocab = o->run.vocab, *how = "";
@@ -453,7 +461,7 @@ static g2z_status g2zc_check_shards(g2z_services *services, const g2z_run_option
   snprintf(pattern, sizeof pattern, "%s", given ? given : "");
   const char *weight = g2z_glob_weight(pattern);
   if (weight) pattern[weight - pattern - 1] = 0;
-  /* A name that is no pattern, or that matches no file, is returned as it is. */
+  /* With GLOB_NOCHECK, a pattern that matches no file is returned as the only name. */
   if (!given || glob(pattern, GLOB_NOSORT | GLOB_NOCHECK, NULL, &found) != 0) return G2Z_OK;
   for (size_t i = 0; i < found.gl_pathc; i++) {
     const char *one = found.gl_pathv[i], *end = strrchr(one, '.');
@@ -485,7 +493,8 @@ static g2z_status g2zc_check_shards(g2z_services *services, const g2z_run_option
              path, how, g2z_shell_word(vocab, words[0], sizeof words[0]), words[1]);
 }
 
-/* Refuses a directory of --init-from without config.json. In a run directory, finds the weights. */
+/* Refuses an --init-from directory without config.json. For a run directory, the error names the
+ * weights in it. */
 static g2z_status g2zc_check_weights(g2z_services *services, const char *weights) {
   static const struct { const char *name, *what; } known[] = {
       {"best", "the checkpoint that its link best names"},
@@ -504,7 +513,7 @@ static g2z_status g2zc_check_weights(g2z_services *services, const char *weights
   for (size_t i = 0; i < G2Z_COUNT(known); i++) {
     const g2z_path pattern = g2z_path_in(weights, "%s/config.json", known[i].name);
     if (glob(pattern.text, 0, NULL, &found) != 0) continue;
-    char *last = found.gl_pathv[found.gl_pathc - 1]; /* they are sorted */
+    char *last = found.gl_pathv[found.gl_pathc - 1]; /* sorted by name: the newest checkpoint */
     *strrchr(last, '/') = 0;
     g2z_fail(services, G2Z_BAD_ARGUMENT, "--init-from %.300s has no config.json. For %s: "
              "--init-from %s", weights, known[i].what, g2z_shell_word(last, word, sizeof word));
@@ -516,7 +525,7 @@ static g2z_status g2zc_check_weights(g2z_services *services, const char *weights
              "checkpoint, or gpt2, which make gpt2 downloads", weights);
 }
 
-/* Sets the model: from the weights, or from a preset with the flags' overrides. */
+/* Sets the model's shape: from the weights, or from a preset that the flags override. */
 static g2z_status g2zc_settle_model(g2z_services *services, g2z_run_options *o) {
   g2z_model_config *model = &o->run.train.model, wanted = o->shape;
   const char *preset = o->model ? o->model : "gpt2", *weights = o->run.train.init_from;
@@ -530,7 +539,7 @@ static g2z_status g2zc_settle_model(g2z_services *services, g2z_run_options *o) 
     g2z_shape_override(model, &wanted);
     return G2Z_OK;
   }
-  /* Take the model from the weights. Flags may repeat its shape but must not contradict it. */
+  /* Take the shape from the weights. Flags may repeat it, but must not contradict it. */
   G2Z_TRY(g2zc_check_weights(services, weights));
   G2Z_TRY(g2z_weights_config(services, weights, model));
   if (o->model) {
@@ -610,11 +619,11 @@ static void g2zc_settle_ranks(const g2z_run_options *o, g2z_ranks_config *ranks)
   g2z_place *place = &ranks->place;
   const int started = g2zc_started(o);
   const int alone = strcmp(place->launcher, "alone") == 0;
-  if (started && alone) { /* they are not started yet */
+  if (started && alone) { /* g2z_ranks_spawn will start the ranks later */
     place->world = started;
     place->local_world = started;
   }
-  if (started || !o->run.train.train_glob) place->unstarted = 0; /* Slurm's tasks are not needed */
+  if (started || !o->run.train.train_glob) place->unstarted = 0; /* srun is not needed */
   if (o->run_id) snprintf(place->job, sizeof place->job, "%s", o->run_id);
   ranks->join_s = o->join_timeout;
   ranks->silence_s = o->silence_timeout;
@@ -648,11 +657,11 @@ static g2z_status g2zc_settle_batch(g2z_services *services, g2z_run_options *o, 
   return G2Z_OK;
 }
 
-/* Smallest number of tokens per micro-step for --fp8: with fewer, 16 bits are faster
- * (docs/speed.md). bench runs --fp8 at any size, because it measures this limit. */
+/* The smallest number of tokens per micro-step at which --fp8 is used: with fewer, 16 bits are
+ * faster (docs/speed.md). bench uses fp8 at any size, because it measures this limit. */
 #define G2ZC_FP8_TOKENS 2048
 
-/* Drops --fp8 if it would not help. */
+/* Ignores --fp8, with a message, if 8 bits would not be used or would be slower. */
 static void g2zc_settle_fp8(g2z_services *services, g2z_run_options *o,
                             const g2z_context_config *context) {
   g2z_train_config *train = &o->run.train;
@@ -671,7 +680,7 @@ static void g2zc_settle_fp8(g2z_services *services, g2z_run_options *o,
   train->fp8 = G2Z_FP8_NONE;
 }
 
-/* Refuses flags that contradict each other, or that miss another flag. */
+/* Refuses flags that contradict each other, or that need another flag which is missing. */
 static g2z_status g2zc_check_conflicts(g2z_services *services, const g2z_run_options *o) {
   const g2z_run_config *run = &o->run;
   if (run->prompt && strcmp(run->prompt, "-") == 0 && (run->train.train_glob || run->val_glob))
@@ -685,7 +694,7 @@ static g2z_status g2zc_check_conflicts(g2z_services *services, const g2z_run_opt
   return G2Z_OK;
 }
 
-/* Refuses shards that cannot be meant, and a program without work. */
+/* Refuses files that are no shards, and a command line that leaves nothing to do. */
 static g2z_status g2zc_check_data(g2z_services *services, const g2z_run_options *o) {
   const g2z_run_config *run = &o->run;
   const char *train_glob = run->train.train_glob;
@@ -703,7 +712,7 @@ static g2z_status g2zc_check_data(g2z_services *services, const g2z_run_options 
              "--init-from DIR with --prompt TEXT or --eval FILE");
 }
 
-/* The length of the training, ZeRO's stage and the loss scale. */
+/* Sets the length of the training, ZeRO's stage and the loss scale. */
 static void g2zc_settle_training(g2z_run_options *o) {
   g2z_train_config *train = &o->run.train;
   if (o->steps) train->optimizer.steps = o->steps;
@@ -716,7 +725,7 @@ static void g2zc_settle_training(g2z_run_options *o) {
   }
 }
 
-/* Names the run directory, from a flag or from the time. */
+/* Sets the name of the run directory, from --run-dir or from the time. */
 static g2z_status g2zc_settle_run_dir(g2z_services *services, g2z_run_options *o) {
   const time_t now = time(NULL);
   struct tm utc;
@@ -724,7 +733,7 @@ static g2z_status g2zc_settle_run_dir(g2z_services *services, g2z_run_options *o
   gmtime_r(&now, &utc);
   const size_t end = strftime(o->run_dir_text, sizeof o->run_dir_text, "runs/run_%Y%m%d_%H%M%S",
                               &utc);
-  for (int i = 2; stat(o->run_dir_text, &info) == 0; i++) /* another run started in this second */
+  for (int i = 2; stat(o->run_dir_text, &info) == 0; i++) /* another run began in this second */
     snprintf(o->run_dir_text + end, 16, "-%d", i);
   if (o->run_dir) snprintf(o->run_dir_text, sizeof o->run_dir_text, "%s", o->run_dir);
   o->run.run_dir = o->run_dir_text;
@@ -805,7 +814,7 @@ G2Z_API g2z_status g2z_run_dry(g2z_services *services, const g2z_run_options *o,
   g2z_train_config config = o->run.train;
   g2z_plan *plan;
   size_t free_bytes, total_bytes;
-  int sharing = 1; /* ranks that share the memory */
+  int sharing = 1; /* number of ranks that share the memory */
   if (place->rank != 0) return G2Z_OK;
   config.optimizer.warmup = 0; /* the plan does not depend on the schedule */
   config.optimizer.min_lr = 0;
@@ -828,9 +837,9 @@ G2Z_API g2z_status g2z_run_dry(g2z_services *services, const g2z_run_options *o,
  * In:  settled options. Out: ranks that have met, an open run, and files about the launch and a
  *      fault. */
 
-/* Lets NCCL log into the run directory. NCCL reads these variables once, at its start, and opens
- * its files in a directory that exists. It replaces %h by the host and %p by the process. Values of
- * the user stay. */
+/* Makes NCCL log into the run directory, unless the user has set these variables. NCCL reads them
+ * once, at its start, and needs a directory that exists. It replaces %h by the host and %p by the
+ * process. */
 static g2z_status g2zc_log_nccl(g2z_services *services, const char *run_dir, int rank) {
   g2z_status status = g2z_make_directory(services, run_dir);
   setenv("NCCL_DEBUG", "INFO", 0);
@@ -839,8 +848,8 @@ static g2z_status g2zc_log_nccl(g2z_services *services, const char *run_dir, int
   return status;
 }
 
-/* Writes how the host's GPUs are connected. If a tool is not installed, its file has the shell's
- * message. */
+/* Writes how the host's GPUs are connected. If a tool is not installed, its file contains the error
+ * message of the shell. */
 static void g2zc_write_topology(const char *run_dir) {
   char word[1200], text[1400];
   snprintf(text, sizeof text, "cd %s && { nvidia-smi topo -m > topo.txt 2>&1; ibstat > ibstat.txt "
@@ -849,7 +858,7 @@ static void g2zc_write_topology(const char *run_dir) {
   if (pipe) pclose(pipe);
 }
 
-/* The part of a launch that follows the meeting of the ranks. */
+/* The part of a launch after all ranks have met. */
 static g2z_status g2zc_open_run(g2z_run_options *o, const g2z_context_config *config,
                                 g2z_context *context, g2z_run **run) {
   const char *run_dir = o->run.run_dir, *given = o->run.save_weights;
@@ -879,7 +888,7 @@ G2Z_API g2z_status g2z_run_launch(g2z_run_options *o, const g2z_context_config *
   G2Z_TRY(g2z_context_create(config, context));
   g2z_status status = g2zc_open_run(o, config, *context, run);
   if (status != G2Z_OK && o->nccl_logs)
-    rmdir(o->run.run_dir); /* made for NCCL; only if it is empty */
+    rmdir(o->run.run_dir); /* g2zc_log_nccl may have made it; fails unless it is empty */
   return status;
 }
 
@@ -889,7 +898,7 @@ typedef struct g2zc_report_of_fault {
   const char *flight;                /* this rank's flight recorder; NULL: there is none */
 } g2zc_report_of_fault;
 
-/* RUN_FAILED.json */
+/* Writes RUN_FAILED.json. */
 static void g2zc_put_failure(void *user, g2z_json_out *out) {
   const g2zc_report_of_fault *of = (const g2zc_report_of_fault *)user;
   const g2z_fault *fault = of->fault;
@@ -904,7 +913,8 @@ static void g2zc_put_failure(void *user, g2z_json_out *out) {
   g2z_json_put_string(out, "flight_recorder", of->flight);
 }
 
-/* Writes the command that continues the run after its last checkpoint, or starts it again. */
+/* Sets `hint` to a sentence with the command that continues the run after its last checkpoint, or
+ * starts it again. */
 static void g2zc_hint(const g2z_run_config *run, char hint[G2Z_RUN_HINT_BYTES]) {
   char word[1200];
   int saved = 0;
@@ -922,11 +932,11 @@ static void g2zc_hint(const g2z_run_config *run, char hint[G2Z_RUN_HINT_BYTES]) 
            saved || saves ? "" : " --save-every 1000");
 }
 
-/* If another rank is writing RUN_FAILED.json, that file will be the same. */
+/* Several ranks may write RUN_FAILED.json at once: any of these files will do. */
 G2Z_API void g2z_run_write_fault(const g2z_run_options *o, const g2z_fault *fault,
                                  char hint[G2Z_RUN_HINT_BYTES]) {
   g2z_ranks *ranks = __atomic_load_n(&o->met, __ATOMIC_ACQUIRE);
-  g2z_services services; /* new: the program's services belong to the main thread */
+  g2z_services services; /* its own: the main thread uses the program's services */
   char name[64];
   memset(&services, 0, sizeof services);
   g2zc_hint(&o->run, hint);
@@ -944,7 +954,7 @@ static void g2zc_on_alarm(int number) {
   _exit(G2Z_EXIT_LOST);
 }
 
-/* The library's threads block all signals, so the calling thread unblocks this one. */
+/* The library's threads block all signals, so the calling thread unblocks SIGALRM. */
 G2Z_API void g2z_run_end_within(unsigned seconds) {
   sigset_t alarms;
   signal(SIGALRM, g2zc_on_alarm);
@@ -981,7 +991,7 @@ static g2z_status g2zc_write(const g2zc_use *use, const char *prompt) {
   return status;
 }
 
-/* Continues each line of standard input as a prompt. On a terminal, asks for each. */
+/* Continues each line of standard input as a prompt. On a terminal, asks for each line. */
 static g2z_status g2zc_converse(const g2zc_use *use) {
   const int asks = isatty(STDIN_FILENO);
   g2z_status status = G2Z_OK;

@@ -20,19 +20,20 @@
  *     g2z_run_free(run);  g2z_context_free(context);
  * g2z_command.h adds a command line, and ranks that the program starts itself.
  *
- * It prints nothing, and ends the process only at a second signal (g2z_run_catch_signals). Names
- * that begin with g2zr_ or G2ZR_ are private.
+ * g2z_run.h prints nothing, and ends the process only at a second signal (g2z_run_catch_signals).
+ * Names that begin with g2zr_ or G2ZR_ are private.
  *
  * CONTENTS: files; metrics and artifacts; checkpoints of a run; a checkpoint's note about the run;
  * opening; the loop; the end of a run; the order of the work; signals
  *
  * RUN DIRECTORY; docs/formats.md describes every file
- *     Checkpoint and weights of a step are written before its validation, evaluation and sample.
- *     The checkpoint's note.json records sums, epochs, the lengths of the two logs and the work
- *     that is still due. A resumed run cuts the logs to these lengths and does that work first. If
- *     a checkpoint is damaged, --resume latest renames it to step-NNNNNN.damaged and takes an
- *     earlier one. RUN_COMPLETE.txt is written last: a run without it has not ended. A stopped run
- *     has a checkpoint and training_metrics.json, with the reason in "shutdown". */
+ *     After a step, its checkpoint and weights are written first, then validation, evaluation and
+ *     sample run. The checkpoint's note.json records the run's totals, its epochs, the lengths of
+ *     metrics.jsonl and train.log, and the work that is still due. A resumed run cuts both files
+ *     to these lengths and does that work first. If a checkpoint is damaged, --resume latest
+ *     renames it to step-NNNNNN.damaged and takes an earlier one. RUN_COMPLETE.txt is written
+ *     last: a run without it has not ended. A stopped run has a checkpoint, and
+ *     training_metrics.json with the reason in "shutdown". */
 
 #ifndef G2Z_RUN_INCLUDED
 #define G2Z_RUN_INCLUDED
@@ -67,18 +68,18 @@ typedef struct g2z_run_config {
   const char *run_dir;         /* NULL: no artifacts. A directory that holds a run is refused,
                                 * unless that run is resumed */
   const char *resume;          /* NULL: a new run. "latest": the run in run_dir continues after its
-                                * last whole checkpoint; without one the run starts from the
-                                * beginning, unless it has ended or left weights. A checkpoint in
-                                * run_dir: that run continues, and saves at its end. Any other
-                                * checkpoint: a new run starts from it */
+                                * last undamaged checkpoint. A run without a checkpoint starts from
+                                * the beginning, but is refused if it has ended or left weights. A
+                                * checkpoint in run_dir: that run continues, and saves at its end.
+                                * Any other checkpoint: a new run starts from it */
   int64_t save_every;          /* steps; > 0: checkpoints run_dir/step-NNNNNN, also at the end */
   int save_epochs;             /* 1: at the end of each epoch */
   int keep_best;               /* 1: the checkpoint of the lowest validation loss is kept, too, and
                                 * run_dir/best is a link to it. Without save_every, save_epochs and
                                 * keep, only this checkpoint and the last one are kept */
-  int keep;                    /* number of checkpoints that are kept, the last ones; 0: all. While
-                                * the loss is higher than before or steps are skipped, earlier ones
-                                * stay, too. A checkpoint with other files in it stays as
+  int keep;                    /* keep only the last `keep` checkpoints; 0: all. While the loss is
+                                * higher than before or steps are skipped, earlier checkpoints stay,
+                                * too. A checkpoint to which somebody added files stays as
                                 * step-NNNNNN.partial */
   const char *save_weights;    /* directory for weights and tokenizer after the last step; NULL:
                                 * none. A directory with a checkpoint, or with a model that this
@@ -87,10 +88,10 @@ typedef struct g2z_run_config {
   const char *dataset_name;    /* for the artifacts; NULL: from the shards' names */
   const char *command_line, *git_commit; /* for the artifacts; NULL becomes null */
   int64_t epochs;              /* > 0: optimizer.steps becomes epochs * steps per epoch */
-  int64_t max_train_steps;     /* > 0: stop after so many steps; the schedule's horizon stays */
+  int64_t max_train_steps;     /* > 0: stop after this step; the schedule keeps its length */
   int64_t val_every;           /* steps; 0: only at the end of each epoch and of the run */
   int64_t val_steps;           /* batches of one validation; 0: all */
-  int64_t max_val_steps;       /* > 0: a limit of val_steps */
+  int64_t max_val_steps;       /* > 0: most batches of one validation, whatever val_steps is */
   int64_t patience;            /* > 0: the run ends after this number of validations in a row
                                 * without a new lowest loss */
   float target_loss;           /* > 0: the first validation with at most this loss is marked */
@@ -100,10 +101,11 @@ typedef struct g2z_run_config {
   int sample_tokens;           /* tokens of one sample; 0: no samples */
   g2z_sampling sampling;
   int tensorboard;             /* 1: event files for TensorBoard in run_dir */
-  int profile;                 /* 1: times each part of a step, in run_dir/profiles. Excludes
-                                * graphs: train.graph 2 becomes 0, and 1 is refused */
+  int profile;                 /* 1: times each part of a step and writes the times to
+                                * run_dir/profiles. A graph cannot be timed: train.graph 2 becomes
+                                * 0, and 1 is refused */
   void (*progress)(void *user, const char *name, double share); /* or NULL. Rank 0 calls it during
-                                * validation and scoring; share: the finished part, 0 at first */
+                                * validation and scoring; share: the finished part, first 0 */
   void *progress_user;
   const char *early;           /* lines printed before g2z_run_create; train.log begins with them */
 } g2z_run_config;
@@ -122,18 +124,19 @@ typedef enum g2z_run_kind {
 
 typedef struct g2z_run_event {
   g2z_run_kind kind;
-  const char *line;             /* the event as text; valid until the next call, as is sample */
+  const char *line;             /* the event as text; `line` and `sample` are valid until the next
+                                 * call */
   g2z_metrics metrics;          /* of the last step whose loss is known */
   int64_t steps;                /* number of steps of the whole run */
   double tokens_per_second;     /* smoothed over the last steps */
-  double eta_seconds;           /* includes validation, samples and saving, as measured so far */
+  double eta_seconds;           /* estimate; includes validation, samples and saving */
   double val_loss;              /* of a VALIDATION */
   const char *sample;           /* of a SAMPLE: prompt and continuation */
 } g2z_run_event;
 
 typedef struct g2z_run g2z_run;
-/* Checks everything that can be checked before the first step; on failure no file is left. All
- * ranks make the same calls; rank 0 writes the files of the run. */
+/* Checks everything that can be checked before the first step. A call that fails leaves no file.
+ * All ranks make the same calls; rank 0 writes the files of the run. */
 G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *config,
                                   g2z_run **out);
 /* Works until there is an event to show. After G2Z_RUN_DONE it returns G2Z_RUN_DONE again.
@@ -142,11 +145,11 @@ G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *co
 G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event);
 /* Asks the run to stop; a signal handler may call it. `signal` is the signal's number, for the
  * artifacts; 0: none. Ranks agree to stop in a step, or before the next batch or token of a
- * validation, an evaluation or a sample, which a resumed run then begins again. */
+ * validation, an evaluation or a sample. A resumed run begins the interrupted work again. */
 G2Z_API void g2z_run_request_stop(g2z_run *run, int signal);
 G2Z_API void g2z_run_free(g2z_run *run); /* NULL is fine; files of an unfinished run stay */
 G2Z_API g2z_trainer *g2z_run_trainer(g2z_run *run);
-/* 1: steps are left, and the run saves neither checkpoints nor weights. */
+/* 1: the run still has steps to do, and will save neither checkpoints nor weights. */
 G2Z_API int g2z_run_loses_model(const g2z_run *run);
 /* Operations of forward and backward per token: six for each weight of a matrix, plus attention
  * over the causal half of T x T. Chowdhery et al. 2022, arXiv:2204.02311, appendix B. */
@@ -155,12 +158,13 @@ G2Z_API double g2z_flops_per_token(const g2z_plan *plan);
 G2Z_API g2z_status g2z_check_length(g2z_services *services, const char *what, const char *text,
                                     size_t room);
 /* Locks a directory until the file descriptor `*lock` is closed. G2Z_BAD_ARGUMENT: another program
- * has locked it. A file system without locks is no error. */
+ * has locked it. If the file system has no locks, the call succeeds. */
 G2Z_API g2z_status g2z_lock_directory(g2z_services *services, const char *path, int *lock);
 /* Catches SIGTERM, SIGINT, SIGUSR1 and SIGHUP. After the first signal the run saves and ends; a
  * second one ends the program at once. Ctrl-C may arrive twice, from the terminal and from the
  * launcher: two signals within half a second count as one. run NULL: from now on the first signal
- * ends the program. If the run is done, the first one is ignored: the exit code stays 0. */
+ * ends the program. But if the last run is complete, the first signal is ignored, so that the exit
+ * code stays 0. */
 G2Z_API void g2z_run_catch_signals(g2z_run *run);
 #ifdef __cplusplus
 }
@@ -197,11 +201,11 @@ extern "C" {
  * Law: metrics.jsonl and train.log grow line by line, as things happen. Every other file appears
  *      complete or not at all, and RUN_COMPLETE.txt last. */
 
-typedef enum g2zr_kind { /* the numbers that a note may have */
-  G2ZR_WHOLE,  /* int64_t, 0 to 2^53; the others are double: */
-  G2ZR_AMOUNT, /* 0 to 2^53 */
-  G2ZR_TIME,   /* as AMOUNT, or NaN: none */
-  G2ZR_REAL    /* any number, or NaN: none */
+typedef enum g2zr_kind { /* the kinds of numbers in a checkpoint's note */
+  G2ZR_WHOLE,  /* int64_t, 0 to 2^53 */
+  G2ZR_AMOUNT, /* double, 0 to 2^53 */
+  G2ZR_TIME,   /* double, 0 to 2^53; NaN: no value */
+  G2ZR_REAL    /* double, any number; NaN: no value */
 } g2zr_kind;
 #define G2ZR_TYPE_WHOLE int64_t
 #define G2ZR_TYPE_AMOUNT double
@@ -209,7 +213,7 @@ typedef enum g2zr_kind { /* the numbers that a note may have */
 #define G2ZR_TYPE_REAL double
 #define G2ZR_MEMBER(name, kind) G2ZR_TYPE_##kind name;
 
-typedef struct g2zr_field {          /* a member of one of the next three structs */
+typedef struct g2zr_field {          /* a member of g2zr_totals, g2zr_low or g2zr_epoch */
   const char *name;
   g2zr_kind kind;
   size_t offset;
@@ -217,27 +221,27 @@ typedef struct g2zr_field {          /* a member of one of the next three struct
 
 /* Sums over the whole run, however often it was resumed. */
 #define G2ZR_TOTAL_LIST(X)                                                                        \
-  X(wall_s, AMOUNT)       /* time of earlier starts */                                            \
-  X(pause_s, AMOUNT)      /* validation, samples and saving */                                    \
-  X(train_s, AMOUNT)      /* steps, */                                                            \
-  X(train_tokens, WHOLE)  /* number of tokens in these steps */                                   \
-  X(steps, WHOLE)         /* number of steps, */                                                  \
-  X(applied, WHOLE)       /* of those that changed the weights, */                                \
-  X(spikes, WHOLE)        /* and of those that --skip-spikes skipped */                           \
-  X(smooth_s, AMOUNT)     /* step time, exponentially weighted, */                                \
-  X(smooth_weight, AMOUNT) /* and the sum of the weights */                                       \
-  X(open_s, AMOUNT)       /* saved: wall time of the epoch that has not ended */                  \
-  X(metrics_bytes, WHOLE) /* saved: lengths of the two logs, */                                   \
-  X(log_bytes, WHOLE)                                                                             \
+  X(wall_s, AMOUNT)       /* wall time of earlier starts */                                       \
+  X(pause_s, AMOUNT)      /* time of validation, samples and saving */                            \
+  X(train_s, AMOUNT)      /* time of the steps */                                                 \
+  X(train_tokens, WHOLE)  /* number of tokens in the steps */                                     \
+  X(steps, WHOLE)         /* number of steps */                                                   \
+  X(applied, WHOLE)       /* number of steps that changed the weights */                          \
+  X(spikes, WHOLE)        /* number of steps that --skip-spikes skipped */                        \
+  X(smooth_s, AMOUNT)     /* exponentially weighted sum of the step times */                      \
+  X(smooth_weight, AMOUNT) /* sum of the weights in smooth_s */                                   \
+  X(open_s, AMOUNT)       /* in a note: wall time of the epoch that has not ended */              \
+  X(metrics_bytes, WHOLE) /* in a note: length of metrics.jsonl */                                \
+  X(log_bytes, WHOLE)     /* in a note: length of train.log */                                    \
   X(losses, WHOLE)        /* number of losses in `recent` */                                      \
-  X(best_loss, REAL)      /* lowest mean of them at a checkpoint; NaN: none */                    \
-  X(unsound, WHOLE)       /* step of the first checkpoint since the loss rose or steps were       \
-                           * skipped; 0: neither has happened */                                  \
-  X(due, WHOLE)           /* saved: work left to do after the step, */                            \
-  X(evaluated, WHOLE)     /* and the number of --eval files scored by then */                     \
-  X(val_data, WHOLE)      /* what `low` was measured over: g2zr_val_data, */                      \
-  X(val_tokens, WHOLE)    /* and the number of targets; 0: there was no validation */             \
-  X(stale, WHOLE)         /* number of validations since the last of `low` */                     \
+  X(best_loss, REAL)      /* lowest mean of `recent` at a checkpoint; NaN: none */                \
+  X(unsound, WHOLE)       /* step of the first checkpoint after the loss rose or steps were       \
+                           * skipped; 0: the model is sound (g2zr_weigh) */                       \
+  X(due, WHOLE)           /* in a note: work left to do after the step */                         \
+  X(evaluated, WHOLE)     /* in a note: number of --eval files that were scored after the step */ \
+  X(val_data, WHOLE)      /* g2zr_val_data of the tokens that `low` was measured over */          \
+  X(val_tokens, WHOLE)    /* number of targets in them; 0: there was no validation */             \
+  X(stale, WHOLE)         /* number of validations since the last one in `low` */                 \
   X(target_loss, REAL)    /* 0: none */
 typedef struct g2zr_totals {
   G2ZR_TOTAL_LIST(G2ZR_MEMBER)
@@ -245,9 +249,9 @@ typedef struct g2zr_totals {
 #define X(name, kind) {#name, G2ZR_##kind, offsetof(g2zr_totals, name)},
 static const g2zr_field g2zr_total_fields[] = {G2ZR_TOTAL_LIST(X)};
 #undef X
-#define G2ZR_RECENT 20 /* losses whose mean shows whether the model got worse */
+#define G2ZR_RECENT 20 /* the mean of the last 20 losses shows whether the model got worse */
 
-/* A validation whose loss was lower than those of all earlier ones over the same tokens. */
+/* A validation whose loss was lower than every earlier validation loss over the same tokens. */
 #define G2ZR_LOW_LIST(X) X(step, WHOLE) X(tokens, WHOLE) X(wall_s, AMOUNT) X(loss, REAL)
 typedef struct g2zr_low {
   G2ZR_LOW_LIST(G2ZR_MEMBER)
@@ -262,12 +266,12 @@ static const g2zr_field g2zr_low_fields[] = {G2ZR_LOW_LIST(X)};
   X(skipped, WHOLE)                                                                               \
   X(tokens, WHOLE)                                                                                \
   X(wall_s, AMOUNT)       /* with validation, samples and saving; 0: it has not ended */          \
-  X(train_s, AMOUNT)      /* time of its steps, */                                                \
-  X(data_s, AMOUNT)       /* and the part that waited for tokens */                               \
-  X(loss_sum, REAL)       /* over the targets of applied steps, */                                \
-  X(loss_targets, WHOLE)  /* and their number */                                                  \
-  X(val_loss, REAL)       /* the last one; NaN: none */                                           \
-  X(p50_s, TIME)          /* step time */                                                         \
+  X(train_s, AMOUNT)      /* time of its steps */                                                 \
+  X(data_s, AMOUNT)       /* part of train_s in which steps waited for tokens */                  \
+  X(loss_sum, REAL)       /* sum of the losses of all targets in applied steps */                 \
+  X(loss_targets, WHOLE)  /* number of these targets */                                           \
+  X(val_loss, REAL)       /* the last validation loss; NaN: none */                               \
+  X(p50_s, TIME)          /* percentiles of the step time */                                      \
   X(p95_s, TIME)
 typedef struct g2zr_epoch {
   G2ZR_EPOCH_LIST(G2ZR_MEMBER)
@@ -277,12 +281,12 @@ typedef struct g2zr_epoch {
 static const g2zr_field g2zr_epoch_fields[] = {G2ZR_EPOCH_LIST(X)};
 #undef X
 
-/* A file of rank 0 that is read while it grows line by line. Lines that could not be written wait
- * in `late`. A checkpoint's note contains them, and the resumed run writes them. */
+/* A log that rank 0 writes line by line; other programs may read it meanwhile. Lines that could not
+ * be written wait in `late`. A checkpoint's note contains them, and the resumed run writes them. */
 typedef struct g2zr_stream {
   int file;                          /* -1: not open */
   int64_t bytes;                     /* length of the lines in the file */
-  int torn;                          /* 1: a write failed, so a part of a line may follow them */
+  int torn;                          /* 1: a write failed and may have left a part of a line */
   char *late;
   size_t late_bytes, late_capacity;
   g2z_path path;
@@ -300,7 +304,7 @@ enum { /* Work due before the next step, in this order. The model is saved first
   G2ZR_DUE_WEIGHTS = 2,
   G2ZR_DUE_BEST = 4,                 /* the link to the checkpoint of the lowest validation loss */
   G2ZR_DUE_STOP = 8,
-  G2ZR_DUE_VALIDATION = 16,          /* SAVE and BEST follow if it finds a new lowest loss */
+  G2ZR_DUE_VALIDATION = 16,          /* a new lowest loss makes SAVE and BEST due */
   G2ZR_DUE_EVALUATION = 32,
   G2ZR_DUE_SAMPLE = 64,
   G2ZR_DUE_EPOCH_END = 128,
@@ -314,7 +318,7 @@ struct g2z_run {
   g2z_trainer *trainer;
   g2z_loader *val, *train;           /* train: only until the steps are counted */
   g2z_tokenizer *tokenizer;
-  char *sample;                      /* the last one, with its heading */
+  char *sample;                      /* text of the last sample, with its heading */
   size_t sample_bytes, sample_capacity;
   g2z_eval_set *eval[G2Z_TEXTS];
   int evaluated;                     /* files that were scored after this step */
@@ -322,59 +326,59 @@ struct g2z_run {
   g2z_events *events;                /* NULL: none */
   double next_report;                /* g2z_seconds(): when report.html may be written again */
   struct utsname host;
-  g2z_short started_utc;             /* of the run's first start, as is `id` */
+  g2z_short started_utc;             /* time of the run's first start; `id` is made at that time */
   char line[4608], dataset[128], id[128]; /* a line may hold the longest path */
   double started, ended;             /* g2z_seconds(); 0: not yet */
   int64_t steps, steps_per_epoch;
   int64_t step;                      /* steps enqueued */
-  struct {                           /* rank 0 finds it for all */
-    int continues;                   /* 1: run_dir's own run continues, */
-    int own;                         /* 1: after a checkpoint of its own */
+  struct {                           /* rank 0 finds this for all ranks */
+    int continues;                   /* 1: the run that run_dir holds continues */
+    int own;                         /* 1: it continues after a checkpoint of its own */
     char resume[1024];
   } found;
   const char *resume;                /* the checkpoint that the run resumes from; NULL: none */
-  g2z_checkpoint from;               /* its contents */
-  double resume_s;                   /* time to load it */
+  g2z_checkpoint from;               /* contents of that checkpoint */
+  double resume_s;                   /* time to load that checkpoint */
   int64_t resumed, saved;            /* step of `from`; step of the last checkpoint, -1: none */
-  int lock, weights_lock;            /* rank 0: keep other runs out of run_dir and save_weights; -1:
-                                      * not yet */
+  int lock, weights_lock;            /* rank 0: locks that keep other runs out of run_dir and
+                                      * save_weights; -1: not locked */
   int64_t before;                    /* rank 0: "latest" is the last checkpoint before this step;
                                       * later ones are damaged */
   int damaged;                       /* number of those damaged checkpoints */
   int broken;                        /* 1: a step failed */
-  int64_t applied;                   /* number of applied steps that the weights have seen, also in
-                                      * a run that this one started from */
-  char weights[PATH_MAX];            /* rank 0: save_weights as a full path; */
-  char weights_before[PATH_MAX];     /* the same in the checkpoint; "": none */
+  int64_t applied;                   /* number of steps that changed the weights; includes the steps
+                                      * of an earlier run whose checkpoint this run started from */
+  char weights[PATH_MAX];            /* rank 0: save_weights as a full path */
+  char weights_before[PATH_MAX];     /* `weights` as the checkpoint names it; "": none */
   int64_t stop_signal;               /* the signal that asked to stop; 0: none */
   int impatient;                     /* 1: config.patience ends the run */
-  int64_t epoch_step;                /* steps of this epoch's data. Counted here, not by the loader:
-                                      * all ranks must agree, and a failed rank's loader stops */
-  int epoch_ends;                    /* 1: the last step was the last of its epoch's data */
+  int64_t epoch_step;                /* number of steps of this epoch so far. The run counts them,
+                                      * since all ranks must agree: a failed rank's loader stops */
+  int epoch_ends;                    /* 1: the last step used the last data of its epoch */
   g2zr_failure ending;               /* ends the run after its last step was reported */
-  g2zr_failure held;                 /* rank 0: failure of a file, still unknown to the others */
+  g2zr_failure held;                 /* rank 0: a file failed; the other ranks do not know yet */
   int due;
-  double step_s_of[2];               /* of the last two steps: losses come one step late */
+  double step_s_of[2];               /* times of the last two steps: losses come one step late */
   g2z_metrics known;                 /* of the last step whose loss is known */
   g2zr_totals sum;
-  int unlinked;                      /* 1: rank 0 could not make the link best, and said so */
+  int unlinked;                      /* 1: rank 0 has warned that it could not make the link best */
   int clamped;                       /* 1: rank 0 has warned of numbers that 8 bits clamped */
-  double recent[G2ZR_RECENT];        /* losses of the last steps, the newest first; skipped steps
-                                      * count, but not steps without a token that counts */
-  int64_t val_steps, val_tokens;     /* of one validation: batches of a rank, targets of all */
+  double recent[G2ZR_RECENT];        /* losses of the last steps, the newest first, with skipped
+                                      * steps, but without steps whose tokens are all masked */
+  int64_t val_steps, val_tokens;     /* in one validation: batches per rank, targets of all ranks */
   struct {                           /* rank 0, with a run_dir: the text of these targets */
-    int64_t bytes;                   /* 0: not known */
-    uint32_t text;                   /* CRC-32C of that text */
+    int64_t bytes;                   /* its length; 0: not known */
+    uint32_t text;                   /* its CRC-32C */
     char set[64];                    /* runs with the same set have the same targets and --seq */
   } measure;
-  double *step_s;                    /* of this epoch's steps since the start or the resume, */
-  size_t timed;                      /* and their number */
+  double *step_s;                    /* step times of this epoch, since the start or the resume */
+  size_t timed;                      /* number of these times */
   g2zr_low *low;                     /* in the order of their steps: the last one is the best */
   size_t low_count, low_capacity;
   g2zr_epoch *epoch;                 /* all epochs; the last one is running */
   size_t step_s_capacity, epoch_count, epoch_capacity;
   int finished;
-  char early[4096];                  /* lines for train.log from before it was open */
+  char early[4096];                  /* lines for train.log that were logged before it was open */
 };
 
 G2Z_API g2z_run_config g2z_run_config_default(g2z_device_kind device) {
@@ -421,28 +425,29 @@ static g2z_status g2zr_tell_failure(g2z_run *run, const g2zr_failure *failure) {
   return failure->status;
 }
 
-/* Rank 0 could not write a file. The run fails after the work that the file is about, so that a
- * checkpoint contains all of that work. With several ranks it fails when they agree on the status
- * of the next step: otherwise they would wait for rank 0. */
+/* Rank 0 could not write a file. The run fails only after the work that the file reports, so that a
+ * checkpoint contains all of that work. Several ranks fail together, when they agree on the status
+ * of the next step: otherwise the others would wait for rank 0. */
 static void g2zr_hold(g2z_run *run, g2z_status status) {
   if (status == G2Z_OK) return;
   g2zr_note_failure(run, &run->held, status);
   if (run->trainer && run->context->world > 1) g2z_trainer_fail(run->trainer, status);
 }
 
-/* All ranks get the same status, including a failure that was held. */
+/* All ranks get the same status. It includes a failure that rank 0 held back (g2zr_hold). */
 static g2z_status g2zr_agree(g2z_run *run, g2z_status status) {
   if (status == G2Z_OK) status = g2zr_tell_failure(run, &run->held);
   return g2z_ranks_agree(run->context->ranks, status);
 }
 
-/* Gathers `mine` of every rank. The caller releases *all. */
+/* (*all)[r] becomes `mine` of rank r. The caller releases *all. */
 static g2z_status g2zr_gather(g2z_run *run, int64_t mine, int64_t **all) {
   G2Z_TRY(g2zr_agree(run, G2Z_NEW(run->services, (size_t)run->context->world, all)));
   return g2z_ranks_all_gather(run->context->ranks, &mine, sizeof mine, *all);
 }
 
-/* *value becomes the same on all ranks: `mine` of the first rank where that is not 0. */
+/* *value becomes the same on all ranks: the first `mine` that is not 0, in the order of ranks. If
+ * all are 0, *value stays. */
 static g2z_status g2zr_first(g2z_run *run, int64_t mine, int64_t *value) {
   int64_t *all = NULL;
   g2z_status status = g2zr_gather(run, mine, &all);
@@ -491,7 +496,7 @@ static g2z_status g2zr_stream_check(g2z_run *run, const g2zr_stream *stream) {
                   stream->path.text);
 }
 
-/* Cuts a log to its whole lines. */
+/* Cuts a log to stream->bytes, where a line ends. */
 static g2z_status g2zr_stream_cut(g2z_run *run, g2zr_stream *stream) {
   int done;
   G2Z_RETRY(done, ftruncate(stream->file, (off_t)stream->bytes));
@@ -501,7 +506,7 @@ static g2z_status g2zr_stream_cut(g2z_run *run, g2zr_stream *stream) {
   return G2Z_OK;
 }
 
-/* Writes the lines that wait. */
+/* Writes the lines that wait in stream->late. */
 static g2z_status g2zr_stream_write(g2z_run *run, g2zr_stream *stream) {
   if (stream->late_bytes == 0) return G2Z_OK;
   G2Z_TRY(g2zr_stream_check(run, stream));
@@ -515,7 +520,7 @@ static g2z_status g2zr_stream_write(g2z_run *run, g2zr_stream *stream) {
   return G2Z_OK;
 }
 
-/* Appends a line. If it cannot be written, it waits, and the run ends. */
+/* Appends a line. If the line cannot be written, it waits in stream->late, and the run ends. */
 G2Z_PRINTF(3, 4)
 static void g2zr_append(g2z_run *run, g2zr_stream *stream, const char *format, ...) {
   va_list arguments;
@@ -536,8 +541,8 @@ static void g2zr_append(g2z_run *run, g2zr_stream *stream, const char *format, .
 }
 
 /* Opens a log and sets stream->bytes, the length to cut it to. A run that continues takes this
- * length from its checkpoint: unless a line ends there, the file has changed, which is an error.
- * Without note.json all lines stay. A missing log begins again. */
+ * length from its checkpoint. A line must end there: otherwise the file has changed, and the call
+ * fails. Without note.json all lines stay. A missing log begins again. */
 static g2z_status g2zr_stream_open(g2z_run *run, g2zr_stream *stream, const char *name,
                                    int64_t length) {
   const int own = run->found.own, flags = O_RDWR | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK;
@@ -569,7 +574,7 @@ static void g2zr_log(g2z_run *run, const char *line) {
   g2zr_append(run, &run->log, "%s  %s\n", g2z_utc_now().text, line);
 }
 
-/* Writes run->line, which an event shows. Paths in it cannot control a terminal. */
+/* Writes run->line, which an event shows. Control characters in paths are replaced. */
 G2Z_PRINTF(2, 3)
 static void g2zr_line(g2z_run *run, const char *format, ...) {
   va_list arguments;
@@ -579,8 +584,8 @@ static void g2zr_line(g2z_run *run, const char *format, ...) {
   g2z_tame(run->line);
 }
 
-/* Rank 0: copies the log into train.log. Until that file is open, as while a checkpoint is loaded,
- * lines wait in run->early. A line that cannot be written ends the run. */
+/* Rank 0: copies each logged sentence into train.log. Before that file is open, for example while a
+ * checkpoint is loaded, lines wait in run->early. A line that cannot be written ends the run. */
 static void g2zr_hear(void *user, g2z_log_level level, const char *sentence) {
   g2z_run *run = (g2z_run *)user;
   const char *warning = level == G2Z_LOG_WARNING ? "warning: " : "";
@@ -596,7 +601,7 @@ static void g2zr_hear(void *user, g2z_log_level level, const char *sentence) {
 
 /* ----- metrics and artifacts ----- */
 
-#define G2ZR_ORIGIN "resumed_from.txt" /* the other run's checkpoint that a run started from */
+#define G2ZR_ORIGIN "resumed_from.txt" /* path of the checkpoint from which a new run started */
 
 /* Rank 0: writes a text and a line feed as a file. */
 static g2z_status g2zr_write_text(g2z_run *run, const char *name, const char *text) {
@@ -610,11 +615,11 @@ static g2z_status g2zr_write_text(g2z_run *run, const char *name, const char *te
 
 typedef struct g2zr_number {
   const char *name;
-  double value;                      /* not finite: null in the file */
+  double value;                      /* NaN and infinity become null in the file */
 } g2zr_number;
 
 /* Rank 0: writes a line of metrics.jsonl, and its numbers for TensorBoard. The line has step,
- * tokens, `numbers`, then `last`: more members as text, which begins with a comma. */
+ * tokens, `numbers`, then the text `last`: "", or a comma and more members. */
 static void g2zr_put_line(g2z_run *run, const g2zr_number *numbers, int count, const char *last) {
   char line[2048], text[40];
   g2z_status status = G2Z_OK;
@@ -630,15 +635,15 @@ static void g2zr_put_line(g2z_run *run, const g2zr_number *numbers, int count, c
                      isfinite(value) ? text : "null");
   }
   snprintf(line + used, sizeof line - (size_t)used, "%s}", last);
-  if (run->config.tensorboard && !run->events) /* before the line: it would be put twice */
+  if (run->config.tensorboard && !run->events) /* reads the file: the new line must not be in it */
     status = g2z_events_create(run->services, run->config.run_dir, run->resumed, &run->events);
   g2zr_append(run, &run->metrics, "%s\n", line);
   if (run->events && status == G2Z_OK) status = g2z_events_put(run->events, line);
   g2zr_hold(run, status);
 }
 
-/* Rank 0: report.html. If writing fails, the run continues: other files have the same content.
- * Unless it `must` be written, writing takes at most a hundredth of the run's time. */
+/* Rank 0: writes report.html. If that fails, the run continues: other files have the same content.
+ * `must` 0: skips the write if reports would take more than a hundredth of the run's time. */
 static void g2zr_report(g2z_run *run, int must) {
   const double begin = g2z_seconds();
   if (run->metrics.file < 0 || (!must && begin < run->next_report)) return;
@@ -662,7 +667,7 @@ static const char *const g2zr_optimizers[] = {G2Z_OPTIMIZER_LIST(G2Z_LIST_TEXT)}
 #define G2ZR_OPEN(key) g2z_json_begin(out, key, '{')
 #define G2ZR_CLOSE() g2z_json_end(out, '}')
 
-/* A variable that holds a number; null: it is not set. */
+/* An environment variable as a number; null: it is not set, or is no number. */
 static void g2zr_put_variable(g2z_json_out *out, const char *key, const char *variable) {
   const char *text = getenv(variable);
   char *end = NULL;
@@ -683,14 +688,14 @@ static double g2zr_decimal(float value) {
 static void g2zr_put_epoch(const g2z_run *run, g2z_json_out *out, const g2zr_epoch *epoch) {
   const g2z_plan *plan = run->trainer->plan;
   const int64_t steps = epoch->steps;
-  /* Bytes on rank 0's GPU: planned, and used by any program; then planned on all ranks. */
+  /* Bytes on rank 0's GPU: in the plan, and in use by all programs; then the plans of all ranks. */
   int64_t planned = -1, used = -1, all = -1;
   size_t free_bytes = 0, total_bytes = 0;
   if (plan->device == G2Z_DEVICE_CUDA) {
     g2z_device_memory(run->services, plan->device, &free_bytes, &total_bytes);
     planned = (int64_t)plan->bytes_total;
     used = (int64_t)(total_bytes - free_bytes);
-    g2z_plan *other; /* rank 1's plan; all ranks except 0 have plans of equal size */
+    g2z_plan *other; /* rank 1's plan: all ranks except 0 need the same number of bytes */
     if (plan->world == 1) all = planned;
     else if (g2z_plan_create(run->services, &run->trainer->config, plan->device, 1, plan->world,
                              plan->local_world, &other) == G2Z_OK) {
@@ -744,8 +749,8 @@ static double g2zr_recent_loss(const g2z_run *run) {
   return sum / (double)run->sum.losses;
 }
 
-/* 1 if the recent losses are worse than the loss of guessing, which takes all tokens as equally
- * likely, by the margin that g2zr_weigh uses. */
+/* 1 if the mean of the recent losses is clearly above the loss of guessing, in which all tokens are
+ * equally likely. The margin is the one of g2zr_weigh. */
 static int g2zr_diverged(const g2z_run *run) {
   const double guessing = log(run->config.train.model.vocab);
   return run->sum.losses > 0 && !(g2zr_recent_loss(run) <= 1.1 * guessing + 0.1);
@@ -783,7 +788,7 @@ static void g2zr_put_ending(const g2z_run *run, g2z_json_out *out) {
   G2ZR_CLOSE();
 }
 
-/* 0 in a run without steps: readers cannot format null. */
+/* 0 in a run without steps: programs that read the artifacts cannot format null. */
 static double g2zr_tokens_per_s(const g2z_run *run) {
   if (!(run->sum.train_s > 0)) return 0;
   return (double)run->sum.train_tokens / run->sum.train_s;
@@ -794,20 +799,21 @@ static double g2zr_wall_s(const g2z_run *run) {
   return run->sum.wall_s + ((run->ended > 0 ? run->ended : g2z_seconds()) - run->started);
 }
 
-/* A hash of the validation shards and of --seq, on which a token's loss depends, too. Whole numbers
- * of a note have 53 bits. */
+/* A hash of the validation shards and of --seq: a token's loss depends on both. It has 53 bits, the
+ * most that a whole number of a note can have. */
 static int64_t g2zr_val_data(const g2z_run *run) {
   const uint64_t hash = (run->val->data ^ (uint64_t)run->config.train.seq) * 0x9e3779b97f4a7c15u;
   return (int64_t)(hash >> 11);
 }
 
-/* 1 if a validation measures what best_val_loss was measured over. */
+/* 1 if validations use the same tokens as the validation that found best_val_loss. */
 static int g2zr_same_tokens(const g2z_run *run) {
   return run->val && run->sum.val_data == g2zr_val_data(run) &&
          run->sum.val_tokens == run->val_tokens;
 }
 
-/* A loss in nats per target as bits per byte of the targets' text; NaN: the bytes are not known. */
+/* Converts a loss from nats per target to bits per byte of the targets' text. NaN: the number of
+ * bytes is not known. */
 static double g2zr_bits_per_byte(const g2z_run *run, double loss) {
   const double bytes = run->measure.bytes > 0 ? (double)run->measure.bytes : NAN;
   return loss * (double)run->val_tokens / (bytes * log(2.0));
@@ -820,7 +826,7 @@ static void g2zr_put_hash(g2z_json_out *out, const char *key, uint64_t hash, int
   G2ZR_TEXT(key, hash ? text : NULL);
 }
 
-/* "validation": what best_val_loss was measured over; null: there is none. */
+/* "validation": the tokens that best_val_loss was measured over; null: there is no such loss. */
 static void g2zr_put_validation(const g2z_run *run, g2z_json_out *out) {
   const int known = run->measure.bytes > 0;
   if (!g2zr_same_tokens(run)) {
@@ -836,7 +842,7 @@ static void g2zr_put_validation(const g2z_run *run, g2z_json_out *out) {
   G2ZR_CLOSE();
 }
 
-/* "dataset_mixture": what was read of each set. */
+/* "dataset_mixture": how much was read of each set. */
 static void g2zr_put_mixture(const g2z_run *run, g2z_json_out *out) {
   const g2z_loader *loader = run->trainer->loader;
   const double read = (double)(loader->position.step * loader->global);
@@ -1007,7 +1013,7 @@ static void g2zr_put_artifact(void *user, g2z_json_out *out) {
   g2zr_put_ending(run, out);
 }
 
-/* Rank 0: the tuning table, training_metrics.json, report.html and the profile. */
+/* Rank 0: writes the tuning table, training_metrics.json, report.html and the profile. */
 static g2z_status g2zr_write_artifacts(g2z_run *run) {
   g2z_span_times times[G2Z_SPAN_COUNT];
   if (run->context->device == G2Z_DEVICE_CUDA)
@@ -1061,7 +1067,7 @@ static g2z_status g2zr_save_tokenizer(void *user, const char *directory) {
                         g2zr_put_generation, run);
 }
 
-/* Writes the logs to the disk, under the names that they were opened with. */
+/* Syncs the logs to the disk. Fails if one was removed or replaced. */
 static g2z_status g2zr_sync(g2z_run *run) {
   const g2zr_stream *const logs[] = {&run->metrics, &run->log};
   for (size_t i = 0; i < G2Z_COUNT(logs) && logs[i]->file >= 0; i++) {
@@ -1090,7 +1096,7 @@ static g2z_short g2zr_duration(double seconds) {
   return out;
 }
 
-/* The flag that sets the run's length, and a value that is at least the length so far. */
+/* The flag that sets the run's length. *value: the flag's value, or the length so far if larger. */
 static const char *g2zr_length(const g2z_run *run, int64_t *value) {
   const g2z_run_config *c = &run->config;
   const char *flag = "--steps";
@@ -1108,7 +1114,8 @@ static const char *g2zr_length(const g2z_run *run, int64_t *value) {
   return flag;
 }
 
-/* How to call this program again. `other`: a new run, in its own directory, starts from `value`. */
+/* How to start this program again. `other` 1: as a new run, in its own directory, that starts from
+ * `value`. */
 #define G2ZR_COMMAND_BYTES 1400
 static const char *g2zr_command(const g2z_run *run, int other, const char *flag, const char *value,
                                 char text[G2ZR_COMMAND_BYTES]) {
@@ -1130,7 +1137,7 @@ static const char *g2zr_command(const g2z_run *run, int other, const char *flag,
 
 /* ----- checkpoints of a run ----- */
 
-/* The step in a checkpoint's name with this suffix; -1: it is another name. */
+/* The step in the name of a checkpoint with this suffix; -1: `name` is not such a name. */
 static int64_t g2zr_step_named(const char *name, const char *suffix) {
   char same[64];
   if (strncmp(name, "step-", 5) != 0) return -1;
@@ -1165,8 +1172,8 @@ static g2z_status g2zr_latest(const g2z_run *run, const char *suffix, int64_t be
   return g2z_fail_file(run->services, error, "read the directory", run->config.run_dir);
 }
 
-/* Reads the link best. *step: of the checkpoint that it names; -1: there is no such link. *other:
- * something else has the name best. */
+/* Reads the link best. *step: step of the checkpoint that the link names; -1: there is no such
+ * link. *other 1: something else has the name best. */
 static g2z_status g2zr_linked(const g2z_run *run, int64_t *step, int *other) {
   const g2z_path best = g2zr_in(run, "best");
   char text[64] = "";
@@ -1188,7 +1195,7 @@ static void g2zr_stays(g2z_run *run, const char *path) {
 
 /* ----- a checkpoint's note about the run ----- */
 
-/* Writes a double as a text of 17 digits: a resumed run reads exactly the same value. */
+/* Writes a double with 17 digits, so that a resumed run reads exactly the same value. */
 static void g2zr_put_double(g2z_json_out *out, const char *name, double value) {
   char text[40];
   snprintf(text, sizeof text, "%.17g", value);
@@ -1212,21 +1219,21 @@ static void g2zr_put_fields(g2z_json_out *out, const char *key, const g2zr_field
   g2z_json_end(out, '}');
 }
 
-/* A note without this member, or with another value than it can have. */
+/* The failure for a note that lacks the member `at`, or gives it an impossible value. */
 static g2z_status g2zr_bad_note(const g2z_object *note, const char *at) {
   return g2z_fail(note->services, G2Z_FORMAT, "%.1000s has no %s, or a wrong one: begin another "
                   "run from the checkpoint with --run-dir NEW --resume %.*s", note->path, at,
                   (int)(strrchr(note->path, '/') - note->path), note->path);
 }
 
-/* *json is at the value of a member, which a note always has. */
+/* Puts *json at the value of the member `at`. Every note has this member. */
 static g2z_status g2zr_get(const g2z_object *from, const char *at, g2z_json *json) {
   if (!g2z_object_at(from, at, json)) return g2zr_bad_note(from, at);
   return G2Z_OK;
 }
 
-/* Reads a number. It is used in arithmetic and as an integer, so its kind is checked first. null
- * becomes NaN. */
+/* Reads a number and checks its range; null becomes NaN. An unchecked number could overflow where
+ * it is converted to an integer. */
 static g2z_status g2zr_get_number(const g2z_object *from, const char *at, g2zr_kind kind,
                                   double *value) {
   const double most = 9007199254740992; /* 2^53 */
@@ -1260,7 +1267,7 @@ static g2z_status g2zr_get_fields(const g2z_object *from, const char *at, const 
   return G2Z_OK;
 }
 
-/* Lines that the run that saved could not write. */
+/* Reads the lines that the saving run could not write to this log. */
 static g2z_status g2zr_get_late(const g2z_object *note, const char *at, g2zr_stream *stream) {
   g2z_json json;
   G2Z_TRY(g2zr_get(note, at, &json));
@@ -1272,15 +1279,15 @@ static g2z_status g2zr_get_late(const g2z_object *note, const char *at, g2zr_str
   return G2Z_OK;
 }
 
-/* In an epoch that a resumed run continues, the percentiles cover the steps since the resume. */
+/* If the run was resumed in this epoch, the percentiles cover only the steps since then. */
 static void g2zr_percentiles(const g2z_run *run, g2zr_epoch *epoch) {
   if (!run->timed) return;
   epoch->p50_s = g2z_percentile(run->step_s, run->timed, 50);
   epoch->p95_s = g2z_percentile(run->step_s, run->timed, 95);
 }
 
-/* note.json of a checkpoint. The last epoch has not ended: either the work that is due ends it, or
- * a longer run continues it. */
+/* Writes note.json of a checkpoint. The note records the last epoch as not ended: either the work
+ * that is due ends it, or a longer run continues it. */
 static void g2zr_put_note(void *user, g2z_json_out *out) {
   const g2z_run *run = (const g2z_run *)user;
   g2zr_epoch *last = &run->epoch[run->epoch_count - 1];
@@ -1375,8 +1382,9 @@ static g2z_status g2zr_restore(g2z_run *run) {
 
 /* ----- opening: settings, data, checkpoint ----- */
 
-/* Settings that must be equal on all ranks: ranks validate, save and sample together, and one with
- * other settings would wait until the watcher ends the job. Range: 0 to `most`; -1: any value. */
+/* Settings that must be equal on all ranks. Ranks validate, save and sample together: a rank with
+ * other settings would wait until the watcher ends the job. X(name, value, most): the range is 0 to
+ * `most`; most -1: any value. */
 #define G2ZR_SETTING_LIST(X)                                                                      \
   X(epochs, epochs, 1 << 20)                                                                      \
   X(max_train_steps, max_train_steps, G2Z_RUN_STEPS_MOST)                                         \
@@ -1416,7 +1424,7 @@ static g2z_status g2zr_check(g2z_run *run) {
   if (config->profile && config->train.graph == 1)
     G2Z_REFUSE(run->services, "profile needs --graph off: it cannot time the parts of a graph");
   if (config->profile) config->train.graph = 0;
-  g2z_train_config probe = config->train; /* warmup needs the number of steps, not known yet */
+  g2z_train_config probe = config->train; /* any warmup and steps give the same plan */
   if (probe.optimizer.warmup < 0) probe.optimizer.warmup = 0;
   if (config->epochs > 0) probe.optimizer.steps = 1;
   g2z_plan *plan;
@@ -1435,7 +1443,7 @@ static g2z_status g2zr_check(g2z_run *run) {
     config->keep = 1;
   G2Z_TRY(g2z_check_length(run->services, "run_dir", config->run_dir, 1024));
   G2Z_TRY(g2z_check_length(run->services, "save_weights", config->save_weights, 4001));
-  if (config->resume && !*config->resume) /* a script's variable that is not set */
+  if (config->resume && !*config->resume) /* as from --resume "$UNSET" in a script */
     G2Z_REFUSE(run->services, "resume is empty: give --resume latest, or a checkpoint's path");
   if (config->resume && !config->train.train_glob)
     G2Z_REFUSE(run->services, "resume needs the token shards of the run: give --train GLOB");
@@ -1452,7 +1460,7 @@ G2Z_API g2z_status g2z_lock_directory(g2z_services *services, const char *path, 
              path);
 }
 
-/* Finds the checkpoint of another run from which run_dir's run started; "": there is none. */
+/* Finds the checkpoint of another run that the run in run_dir started from; "": there is none. */
 static g2z_status g2zr_find_origin(const g2z_run *run, g2z_path *path) {
   const char *run_dir = run->config.run_dir;
   char *origin;
@@ -1472,7 +1480,7 @@ static g2z_status g2zr_find_origin(const g2z_run *run, g2z_path *path) {
                   run_dir, path->text);
 }
 
-/* Rank 0: finds the checkpoint to resume from, and decides whether run_dir's own run continues. If
+/* Rank 0: finds the checkpoint to resume from, and decides whether the run in run_dir continues. If
  * run_dir exists, locks it first: two runs in it would remove each other's files. */
 static g2z_status g2zr_choose(g2z_run *run) {
   const char *resume = run->config.resume, *run_dir = run->config.run_dir;
@@ -1485,7 +1493,7 @@ static g2z_status g2zr_choose(g2z_run *run) {
   snprintf(path.text, sizeof path.text, "%s", resume);
   if (strcmp(resume, "latest") == 0) {
     G2Z_TRY(g2zr_latest(run, "", run->before, &run->before));
-    run->found.continues = 1; /* even if nothing was saved: it starts again */
+    run->found.continues = 1; /* even without a checkpoint: then it starts from the beginning */
     run->found.own = run->before >= 0;
     if (run->found.own) path = g2zr_checkpoint(run, run->before, "");
     else if (run->damaged)
@@ -1529,8 +1537,8 @@ static g2z_status g2zr_open_tokenizer(g2z_run *run) {
   return G2Z_OK;
 }
 
-#define G2ZR_BYTES UINT64_C(0xcbf29ce484222325) /* g2z_tokenizer_hash of the 256 bytes, */
-#define G2ZR_GPT2 UINT64_C(0x4aaeec9c912d3e56)  /* and of GPT-2's merges */
+#define G2ZR_BYTES UINT64_C(0xcbf29ce484222325) /* g2z_tokenizer_hash of the 256 bytes */
+#define G2ZR_GPT2 UINT64_C(0x4aaeec9c912d3e56)  /* g2z_tokenizer_hash of GPT-2's merges */
 
 static g2z_status g2zr_open_val(g2z_run *run, g2z_loader_config loader) {
   const g2z_run_config *config = &run->config;
@@ -1546,14 +1554,14 @@ static g2z_status g2zr_open_val(g2z_run *run, g2z_loader_config loader) {
   return G2Z_OK;
 }
 
-/* Shards, tokenizer and model must share a vocabulary. Shards of other programs name none, and
- * pass. Without --vocab, a model with GPT-2's number of tokens takes only shards of GPT-2's
- * vocabulary. */
+/* Shards, tokenizer and model must share a vocabulary. Shards of other programs do not name their
+ * vocabulary: they are accepted. Without --vocab, a model with GPT-2's number of tokens accepts
+ * only shards of GPT-2's vocabulary. */
 static g2z_status g2zr_check_vocab(g2z_run *run) {
   const g2z_run_config *config = &run->config;
   const g2z_loader *loaders[] = {run->train, run->val};
   g2z_model_config *model = &run->config.train.model;
-  const char *known = "the vocabulary of 256 bytes"; /* what `hash` belongs to */
+  const char *known = "the vocabulary of 256 bytes"; /* the vocabulary that has `hash` */
   uint64_t hash = 0;
   if (config->vocab) known = config->vocab;
   if (run->tokenizer) hash = g2z_tokenizer_hash(run->tokenizer);
@@ -1582,7 +1590,7 @@ static g2z_status g2zr_check_vocab(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* Reads the files to score. The trainer's activations limit the length of a row. */
+/* Reads the files to score. A row must fit into the trainer's activations: batch * seq tokens. */
 static g2z_status g2zr_open_eval(g2z_run *run) {
   const g2z_train_config *train = &run->config.train;
   const g2z_texts *files = &run->config.eval;
@@ -1594,7 +1602,8 @@ static g2z_status g2zr_open_eval(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* The dataset's name: as given, or "openwebtext" from "data/openwebtext_train_*.bin". */
+/* The dataset's name: as configured, or from the shards: "data/openwebtext_train_*.bin" gives
+ * "openwebtext". */
 static void g2zr_name_dataset(g2z_run *run) {
   static const char *const ends[] = {"_train", "_val", "*", "?", "[", "."};
   const g2z_run_config *config = &run->config;
@@ -1614,7 +1623,7 @@ static void g2zr_name_dataset(g2z_run *run) {
     snprintf(run->dataset, sizeof run->dataset, "%s", config->dataset_name);
 }
 
-/* The part of opening that needs no other rank. */
+/* Opens the files that a rank reads on its own, without calls to other ranks. */
 static g2z_status g2zr_open_alone(g2z_run *run) {
   const g2z_train_config *train = &run->config.train;
   const g2z_loader_config loader = {
@@ -1629,8 +1638,8 @@ static g2z_status g2zr_open_alone(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* Computes the number of steps from the checkpoint's place in the data. The number is the
- * schedule's horizon, which the trainer needs from the start. */
+/* Computes the number of steps, from the checkpoint's place in the data. The trainer needs it from
+ * the start, as the length of the schedule. */
 static g2z_status g2zr_count_steps(g2z_run *run) {
   g2z_run_config *config = &run->config;
   g2z_optimizer_config *optimizer = &config->train.optimizer;
@@ -1646,8 +1655,8 @@ static g2z_status g2zr_count_steps(g2z_run *run) {
       G2Z_REFUSE(run->services, "training shards with weights are mixed without an end, so there "
                  "are no epochs: give %s", remedy);
     run->steps_per_epoch = run->train->steps_per_epoch;
-    run->epoch_ends = from->next.epoch > from->epoch; /* 1: less than one step is left */
-    if (config->epochs > 0) { /* the rest of the data counts: the global batch may have changed */
+    run->epoch_ends = from->next.epoch > from->epoch; /* 1: the epoch has less than a step left */
+    if (config->epochs > 0) { /* steps for the data left: the global batch may have changed */
       optimizer->steps = from->step;
       if (config->epochs > from->next.epoch)
         optimizer->steps += (config->epochs - from->next.epoch) * run->steps_per_epoch -
@@ -1666,7 +1675,7 @@ static g2z_status g2zr_count_steps(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* Refuses the directory of a run that ended without a checkpoint, so that it cannot continue. */
+/* Refuses the directory of a run that ended without a checkpoint: such a run cannot continue. */
 static g2z_status g2zr_check_ended(g2z_run *run) {
   const char *run_dir = run->config.run_dir;
   static const char weights[] = "weights/model.safetensors", complete[] = "RUN_COMPLETE.txt";
@@ -1716,8 +1725,8 @@ static g2z_status g2zr_check_directory(g2z_run *run) {
              run->resumed, latest, g2zr_command(run, 0, "--resume", "latest", text));
 }
 
-/* Counts the targets of a validation before the training, which may take hours. A validation
- * without targets is refused; the loader refuses a token that the model lacks. */
+/* Counts the targets of a validation, and refuses a validation without targets. The loader refuses
+ * a token that the model lacks. Both happen before the training, which may take hours. */
 static g2z_status g2zr_check_val(g2z_run *run) {
   const int64_t tokens = run->val->rows * run->config.train.seq, steps = run->val_steps;
   int64_t counted = 0;
@@ -1737,7 +1746,8 @@ static g2z_status g2zr_check_val(g2z_run *run) {
                                   remedy));
 }
 
-/* Adds a token to what was measured of the validation's text. An end of text has no bytes. */
+/* Adds a token to the checksum and the length of the validation's text. An end-of-text token adds
+ * nothing to the length. */
 static void g2zr_measure_token(g2z_run *run, int32_t id, int is_target) {
   size_t bytes = 0;
   if (id < 0) return; /* a mask excludes it */
@@ -1746,15 +1756,15 @@ static void g2zr_measure_token(g2z_run *run, int32_t id, int is_target) {
   if (is_target && id != g2z_tokenizer_eot(run->tokenizer)) run->measure.bytes += (int64_t)bytes;
 }
 
-/* Rank 0: reads what a validation of all ranks reads. The checksum of the text must be equal in
- * every vocabulary. So it begins with the first input, which is the end-of-text token or the text's
- * first token. */
+/* Rank 0: measures the text that all ranks together read in a validation. Its checksum must be the
+ * same in every vocabulary. So it begins with the first input, which is the end-of-text token or
+ * the text's first token. */
 static g2z_status g2zr_measure(g2z_run *run) {
   g2z_loader_config config = run->val->config;
   const int32_t *x, *y;
   g2z_loader *loader;
   int64_t steps = run->val_steps * config.world;
-  memset(&run->measure, 0, sizeof run->measure); /* a run opens again if a checkpoint is damaged */
+  memset(&run->measure, 0, sizeof run->measure); /* after a damaged checkpoint it has old values */
   snprintf(run->measure.set, sizeof run->measure.set, "%016" PRIx64 "-%" PRId64 "-%d",
            run->val->data, run->val_tokens, config.seq);
   if (!run->tokenizer) return G2Z_OK;
@@ -1789,8 +1799,9 @@ static void g2zr_close(g2z_run *run) {
   run->from.note = NULL;
 }
 
-/* Opens what depends on the checkpoint. *damaged: the checkpoint is not whole. noinline: else its
- * paths would lie on the stack below all that g2zr_open calls, and a stack may have 128 KB. */
+/* Opens everything that depends on the checkpoint. *damaged 1: the checkpoint is damaged. noinline:
+ * inlined into g2zr_open, its paths would use stack during all later calls, and a stack may have
+ * only 128 KB. */
 static __attribute__((noinline)) g2z_status g2zr_load(g2z_run *run, int *damaged) {
   g2z_ranks *ranks = run->context->ranks;
   const int first = run->context->rank == 0;
@@ -1831,7 +1842,7 @@ static __attribute__((noinline)) g2z_status g2zr_load(g2z_run *run, int *damaged
 
 /* ----- opening: files ----- */
 
-/* The full path, without links, of a directory that may not exist yet. */
+/* Finds the absolute path, with links resolved, of a directory that may not exist yet. */
 static g2z_status g2zr_full_path(g2z_services *services, const char *directory,
                                  char path[PATH_MAX]) {
   char found[PATH_MAX];
@@ -1873,8 +1884,8 @@ static g2z_status g2zr_check_model(g2z_run *run, const char *full_path) {
   return G2Z_OK;
 }
 
-/* Refuses a save_weights whose files would replace others. `home`: run_dir as a full path, or
- * "". */
+/* Refuses a save_weights in which the weights would replace files of another kind. `home`: run_dir
+ * as a full path, or "". */
 static g2z_status g2zr_check_weights(g2z_run *run, const char *home) {
   /* A run directory keeps some names, and all paths below them, for itself: docs/formats.md. */
   static const char *const kept[] = {
@@ -1905,8 +1916,8 @@ static g2z_status g2zr_check_weights(g2z_run *run, const char *home) {
   return G2Z_OK;
 }
 
-/* Makes save_weights, checks that weights can be written there, before hours of training, and keeps
- * other runs out. */
+/* Makes save_weights and locks it against other runs. Checks now, before hours of training, that
+ * weights can be written there. */
 static g2z_status g2zr_claim_weights(g2z_run *run, const char *home) {
   const char *weights = run->config.save_weights;
   g2z_writer *writer;
@@ -1921,12 +1932,12 @@ static g2z_status g2zr_claim_weights(g2z_run *run, const char *home) {
   return g2z_lock_directory(run->services, weights, &run->weights_lock);
 }
 
-/* Opens the logs, cuts them to their state at the checkpoint, and writes the lines that wait. */
+/* Opens the logs, cuts them to their lengths at the checkpoint, and writes the lines that wait. */
 static g2z_status g2zr_open_logs(g2z_run *run) {
   g2zr_stream *const logs[] = {&run->metrics, &run->log};
   G2Z_TRY(g2zr_stream_open(run, &run->metrics, "metrics.jsonl", run->sum.metrics_bytes));
   G2Z_TRY(g2zr_stream_open(run, &run->log, "train.log", run->sum.log_bytes));
-  for (size_t i = 0; i < G2Z_COUNT(logs); i++) { /* only after both have passed the check */
+  for (size_t i = 0; i < G2Z_COUNT(logs); i++) { /* change neither unless both could be opened */
     G2Z_TRY(g2zr_stream_cut(run, logs[i]));
     G2Z_TRY(g2zr_stream_write(run, logs[i]));
   }
@@ -1935,8 +1946,7 @@ static g2z_status g2zr_open_logs(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* Rank 0: makes the directories and opens the logs. All refusals of names come before anything is
- * written. */
+/* Rank 0: makes the directories and opens the logs. Refuses bad names before it writes anything. */
 static g2z_status g2zr_open_files(g2z_run *run) {
   const char *run_dir = run->config.run_dir;
   char home[PATH_MAX] = "", path[PATH_MAX];
@@ -1946,7 +1956,7 @@ static g2z_status g2zr_open_files(g2z_run *run) {
   if (run_dir) G2Z_TRY(g2zr_full_path(run->services, run_dir, home));
   G2Z_TRY(g2zr_check_weights(run, home));
   if (run->config.keep_best) G2Z_TRY(g2zr_linked(run, &linked, &other));
-  if (other && access(g2zr_in(run, "best").text, F_OK) == 0) /* else it leads to nothing */
+  if (other && access(g2zr_in(run, "best").text, F_OK) == 0) /* not a link to a missing file */
     G2Z_REFUSE(run->services, "%.400s/best is no link to a checkpoint of this run, but --keep-best "
                "makes one of this name: remove or rename it", run_dir);
   G2Z_TRY(g2zr_claim_weights(run, home));
@@ -1962,8 +1972,8 @@ static g2z_status g2zr_open_files(g2z_run *run) {
   return g2zr_write_text(run, G2ZR_ORIGIN, path);
 }
 
-/* Fails before the training if a rank does not see rank 0's files, since it could not save. Looks
- * for a new name: another host may have files of the usual names itself, or remember them. */
+/* Fails before the training if a rank does not see rank 0's files: that rank could not save. The
+ * test file gets a new name: another host may have files of the usual names, or cache them. */
 static g2z_status g2zr_check_shared(g2z_run *run) {
   const struct {
     const char *flag, *path;
@@ -1994,7 +2004,7 @@ static g2z_status g2zr_check_shared(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* The part of the introduction that only a training has. */
+/* The part of the introduction that only a run with steps has. */
 static void g2zr_introduce_steps(g2z_run *run) {
   const g2z_plan *plan = run->trainer->plan;
   const g2z_run_config *c = &run->config;
@@ -2031,7 +2041,7 @@ static void g2zr_introduce_steps(g2z_run *run) {
     g2z_log(run->services, G2Z_LOG_WARNING, "the warm-up of %" PRId64 " steps is longer than the "
             "run of %" PRId64 ": the learning rate never reaches --lr %g; lower --warmup",
             optimizer->warmup, optimizer->steps, (double)optimizer->lr);
-  else if (optimizer->warmup > run->steps) /* a part of the schedule, which can be resumed */
+  else if (optimizer->warmup > run->steps) /* a warning: the run can be resumed */
     g2z_log(run->services, G2Z_LOG_WARNING, "--max-train-steps %" PRId64 " ends the run within "
             "the warm-up of %" PRId64 " steps, before the learning rate reaches --lr %g; for a "
             "whole training of this length: --steps %" PRId64, run->steps, optimizer->warmup,
@@ -2075,11 +2085,12 @@ static void g2zr_introduce(g2z_run *run) {
     G2ZR_SAY(run, "no checkpoint in %s: starts from the beginning", run->config.run_dir);
 }
 
-/* Rank 0, if the run continues: removes the traces of its last end. */
+/* Rank 0, if the run continues: removes the files that say that it ended, and unfinished or damaged
+ * checkpoints. */
 static g2z_status g2zr_forget_end(g2z_run *run) {
   G2Z_TRY(g2zr_tell_failure(run, &run->held));
   if (run->context->rank != 0 || !run->found.continues) return G2Z_OK;
-  /* A save or a removal that was killed leaves a directory "step-N.partial". */
+  /* If a process is killed while it saves or removes a checkpoint, "step-N.partial" is left. */
   for (int64_t step = INT64_MAX;
        g2zr_latest(run, ".partial", step, &step) == G2Z_OK && step >= 0;) {
     const g2z_path path = g2zr_checkpoint(run, step, ".partial");
@@ -2099,7 +2110,8 @@ static g2z_status g2zr_forget_end(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* Rank 0: removes the link best if it leads to nothing: its checkpoint was set aside or is gone. */
+/* Rank 0: removes the link best if its target does not exist: the checkpoint was set aside as
+ * damaged, or removed. */
 static g2z_status g2zr_check_best(g2z_run *run) {
   const g2z_path best = g2zr_in(run, "best");
   char was[256] = "";
@@ -2115,9 +2127,10 @@ static g2z_status g2zr_check_best(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* Rank 0: removes the traces of faults of earlier starts, and writes launcher_metadata.json. */
+/* Rank 0: removes the files that faults of earlier starts left, and writes
+ * launcher_metadata.json. */
 static g2z_status g2zr_write_launch(g2z_run *run) {
-  static const char *const left[] = { /* by a killed process */
+  static const char *const left[] = { /* files that a killed process leaves */
       "flight_rank_*.partial", "events.out.tfevents.*.partial", "RUN_FAILED.json*.partial",
       "best.partial"};
   const char *run_dir = run->config.run_dir;
@@ -2145,7 +2158,8 @@ static void g2zr_know(g2z_run *run, const g2z_report *report) {
   run->applied = report->applied;
 }
 
-/* The verdict on the model, from the whole run: another start without a step changes nothing. */
+/* Fails if no step was applied, or if the last loss is NaN. Judges the whole run, so a further
+ * start without steps gets the same result. */
 static g2z_status g2zr_judge(g2z_run *run) {
   const g2z_metrics *m = &run->known;
   const g2z_optimizer_config *optimizer = &run->config.train.optimizer;
@@ -2173,7 +2187,8 @@ static g2z_status g2zr_judge(g2z_run *run) {
 
 /* ----- opening: the work that is due ----- */
 
-/* The work that this run's settings ask for. A run that has a checkpoint saves at its end, too. */
+/* The kinds of work that this run's settings ask for. A run that has a checkpoint saves at its
+ * end, too. */
 static int g2zr_possible(const g2z_run *run) {
   const g2z_run_config *c = &run->config;
   int work = G2ZR_DUE_STOP | G2ZR_DUE_EPOCH_END | G2ZR_DUE_FINISH;
@@ -2186,7 +2201,8 @@ static int g2zr_possible(const g2z_run *run) {
   return work;
 }
 
-/* The trainer is at the checkpoint's step. Work is due from the saving run, and from this one. */
+/* The trainer is at the checkpoint's step. Collects the work that is due there: what the saving run
+ * left, and what this run's settings ask for. */
 static void g2zr_begin_due(g2z_run *run) {
   const g2z_run_config *config = &run->config;
   const int own = run->found.own;
@@ -2194,10 +2210,10 @@ static void g2zr_begin_due(g2z_run *run) {
   run->saved = own ? run->resumed : -1;
   run->step = run->resumed;
   if (own) {
-    run->due = (int)run->sum.due | G2ZR_DUE_BEST; /* a kill may have come before the link */
+    run->due = (int)run->sum.due | G2ZR_DUE_BEST; /* a killed run may not have made the link */
     run->epoch_ends |= (run->due & G2ZR_DUE_EPOCH_END) != 0;
     if (run->from.note && run->epoch[run->epoch_count - 1].steps == 0)
-      run->epoch_ends = 0; /* the saving run had ended it, and begun the next one */
+      run->epoch_ends = 0; /* the saving run had already begun the next epoch */
     if (run->sum.evaluated < config->eval.count) run->evaluated = (int)run->sum.evaluated;
   } else if (run->steps == 0) {
     run->due = G2ZR_DUE_VALIDATION | G2ZR_DUE_EVALUATION | G2ZR_DUE_SAMPLE | end;
@@ -2212,12 +2228,12 @@ static void g2zr_begin_due(g2z_run *run) {
                    g2zr_same_tokens(run);
   if (run->resume && (run->steps <= run->resumed || run->impatient)) {
     run->due |= end | G2ZR_DUE_WEIGHTS;
-    if (!g2zr_same_tokens(run)) run->due |= G2ZR_DUE_VALIDATION; /* of other tokens than before */
+    if (!g2zr_same_tokens(run)) run->due |= G2ZR_DUE_VALIDATION; /* its tokens have changed */
   }
   run->due &= g2zr_possible(run);
 }
 
-/* Takes the place in the data, and the metrics of the last step, from the trainer. */
+/* Copies the place in the data, and the metrics of the last step, from the trainer. */
 static g2z_status g2zr_begin_position(g2z_run *run) {
   const g2z_loader *loader = run->trainer->loader;
   g2z_report last;
@@ -2255,10 +2271,9 @@ static g2z_status g2zr_open(g2z_run *run) {
   run->started = g2z_seconds();
   G2Z_TRY(g2zr_agree(run, g2zr_check(run)));
   G2Z_TRY(g2zr_compare_settings(run));
-  const g2z_run_config config = run->config; /* as the user gave it */
-  /* With "latest", a damaged checkpoint is skipped and the run opens again with an earlier one. A
-   * checkpoint that cannot be read, or has another version, may still be whole: that is an
-   * error. */
+  const g2z_run_config config = run->config; /* a copy: g2zr_load changes run->config */
+  /* With "latest", a damaged checkpoint is skipped, and the run opens again with an earlier one. A
+   * checkpoint that cannot be read, or has another version, may be undamaged: that is an error. */
   g2z_status status;
   int damaged;
   while ((status = g2zr_load(run, &damaged)) != G2Z_OK) {
@@ -2276,7 +2291,7 @@ static g2z_status g2zr_open(g2z_run *run) {
   if (run->found.own && run->from.note) status = g2zr_restore(run);
   else status = g2zr_begin_epoch(run, 0);
   G2Z_TRY(g2zr_agree(run, status));
-  /* Without --target-loss, as without --val, the run's earlier target stays. */
+  /* Without --target-loss the run keeps the target of its earlier start. */
   if (config.target_loss > 0) sum->target_loss = (double)config.target_loss;
   g2zr_begin_due(run);
   G2Z_TRY(g2zr_begin_position(run));
@@ -2304,7 +2319,7 @@ G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *co
     services->listener = run;
   }
   g2z_status status = g2zr_open(run);
-  if (status != G2Z_OK) { /* a directory with empty logs would look like a run */
+  if (status != G2Z_OK) { /* remove new logs: a directory with empty logs would look like a run */
     if (run->metrics.file >= 0 && !run->found.continues) unlink(run->metrics.path.text);
     if (run->log.file >= 0 && !run->found.continues) unlink(run->log.path.text);
     g2z_run_free(run);
@@ -2314,7 +2329,7 @@ G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *co
 }
 
 static g2z_run *g2zr_running;         /* the run that signals stop; NULL: none */
-static int g2zr_done;                 /* 1: the run that g2zr_running named has ended, complete */
+static int g2zr_done;                 /* 1: the last run in g2zr_running is complete */
 static double g2zr_asked_at;          /* g2z_seconds() of the first signal; 0: none yet */
 
 /* From now on signals do not reach this run. */
@@ -2327,7 +2342,7 @@ G2Z_API void g2z_run_free(g2z_run *run) {
   if (!run) return;
   if (run == g2zr_running) g2zr_let_go(run);
   if (run->services->listener == run) run->services->also = NULL;
-  if (run->trainer) rmdir(run->weights); /* only if they are still empty */
+  if (run->trainer) rmdir(run->weights); /* fails unless the directory is still empty */
   g2zr_close(run);
   g2zr_stream *const logs[] = {&run->metrics, &run->log};
   for (size_t i = 0; i < G2Z_COUNT(logs); i++) {
@@ -2357,7 +2372,8 @@ G2Z_API void g2z_run_request_stop(g2z_run *run, int signal) {
 
 /* ----- the loop: steps ----- */
 
-/* The status of a step or a flush. A failure waits until a finished step has been reported. */
+/* The status of a step or a flush. If a loss became known, the failure waits in run->ending until
+ * that step has been reported. */
 static g2z_status g2zr_after(g2z_run *run, g2z_status status, const g2z_report *report) {
   run->broken |= status != G2Z_OK && status != G2Z_STOPPED;
   if (status == G2Z_OK || report->loss_step <= run->known.step) return status;
@@ -2402,8 +2418,9 @@ G2Z_API double g2z_flops_per_token(const g2z_plan *plan) {
 }
 
 /* FLOP/s of dense products in `dtype` with fp32 sums, from NVIDIA's data sheets (fp32: without
- * tensor cores). `name` is CUDA's whole name of the GPU: variants of one chip differ in clock and
- * multiprocessors (SXM, PCIe, NVL), and a part of a GPU (MIG, vGPU) is slower. NaN: unknown. */
+ * tensor cores). `name` is CUDA's full name of the GPU. It must match as a whole: variants of one
+ * chip (SXM, PCIe, NVL) differ in clock and multiprocessors, and a part of a GPU (MIG, vGPU) is
+ * slower. NaN: unknown. */
 static double g2zr_peak_flops(const char *name, g2z_dtype dtype) {
   static const struct {
     const char *names;
@@ -2457,7 +2474,7 @@ static void g2zr_show_step(g2z_run *run, const g2z_report *report, g2z_run_event
   g2zr_log(run, run->line);
 }
 
-/* Rank 0 warns once if 8 bits clamp numbers in a step that was applied. */
+/* Rank 0 warns once if numbers in an applied step were clamped to the range of 8 bits. */
 static void g2zr_warn_clamped(g2z_run *run, const g2z_report *report) {
   const g2z_optimizer_config *o = &run->config.train.optimizer;
   const int clamps = report->clamped_inputs + report->clamped_weights > 0;
@@ -2527,16 +2544,17 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_eve
 
 /* ----- the loop: work between steps ----- */
 
-/* Writes a checkpoint of this step, or nothing if it fails. */
+/* Writes a checkpoint of this step. If that fails, nothing is left. */
 static g2z_status g2zr_save_state(g2z_run *run, const char *path) {
   G2Z_TRY(g2z_trainer_save_with(run->trainer, path, g2zr_put_note, g2zr_save_tokenizer, run));
   run->saved = run->step;
   return G2Z_OK;
 }
 
-/* Rank 0: removes the checkpoints before this step's, except the last `keep` - 1, the best one, the
- * one that the link best names, and those from before the run became unsound. A checkpoint is first
- * renamed to .partial, so that a half removed one is not taken for a checkpoint. */
+/* Rank 0: removes the checkpoints of earlier steps. These stay: the last `keep` - 1, the checkpoint
+ * of the lowest validation loss, the checkpoint that the link best names, and every checkpoint from
+ * before the model became unsound. A checkpoint is first renamed to .partial, so that a half
+ * removed directory is not taken for a checkpoint. */
 static void g2zr_prune(g2z_run *run) {
   int64_t linked, old = run->step;
   int other;
@@ -2544,7 +2562,7 @@ static void g2zr_prune(g2z_run *run) {
   for (int i = 1;; i++) {
     g2z_status status = g2zr_linked(run, &linked, &other);
     if (status == G2Z_OK) status = g2zr_latest(run, "", old, &old);
-    if (status != G2Z_OK) { /* the run can continue */
+    if (status != G2Z_OK) { /* a warning is enough: the run can continue */
       g2z_log(run->services, G2Z_LOG_WARNING, "cannot remove old checkpoints: %s",
               run->services->error);
       break;
@@ -2561,9 +2579,9 @@ static void g2zr_prune(g2z_run *run) {
   }
 }
 
-/* Before a checkpoint that is due: decides whether the model is sound. It is, if the last step was
- * applied and the recent loss is at most 10 % plus 0.1 nats above the lowest one at an earlier
- * checkpoint. */
+/* Called before a checkpoint: decides whether the model is sound. It is sound if the last step was
+ * applied, and if the mean of the recent losses is at most 10 % plus 0.1 nats above the lowest such
+ * mean at an earlier checkpoint. */
 static void g2zr_weigh(g2z_run *run) {
   const double loss = g2zr_recent_loss(run), best = run->sum.best_loss;
   const int skipped = run->known.skipped == 1 && /* a spike does not mean a worse model */
@@ -2599,8 +2617,8 @@ static g2z_status g2zr_save(g2z_run *run, g2z_run_event *event) {
   return G2Z_OK;
 }
 
-/* The tokenizer is written first: weights that can be opened then have their tokenizer. Another run
- * may have removed the directory since the start. */
+/* Writes the tokenizer first, so that weights never stand without it. Makes the directory again:
+ * another run may have removed it since the start. */
 static g2z_status g2zr_save_weights(g2z_run *run, const char *directory) {
   g2z_status status = G2Z_OK;
   if (run->context->rank == 0) status = g2z_make_directory(run->services, directory);
@@ -2609,10 +2627,10 @@ static g2z_status g2zr_save_weights(g2z_run *run, const char *directory) {
   return g2z_trainer_save_weights(run->trainer, directory);
 }
 
-/* Rank 0: makes best a link to the checkpoint of the lowest validation loss, if that was saved. The
- * link names the directory alone, so that a run can be moved. Then removes the earlier best. If the
- * file system has no links, there is none, but the checkpoint itself stays. noinline: its paths
- * would lie on the stack below all that g2z_run_next calls. */
+/* Rank 0: makes best a link to the checkpoint of the lowest validation loss, if that checkpoint
+ * exists. The link is relative, so that a run directory can be moved. Then removes the previous
+ * best checkpoint. A file system without links gets no link, but keeps the checkpoint. noinline:
+ * inlined into g2z_run_next, its paths would use stack during all other calls. */
 static __attribute__((noinline)) void g2zr_link_best(g2z_run *run) {
   const g2z_path best = g2zr_in(run, "best"), partial = g2zr_in(run, "best.partial");
   int64_t linked;
@@ -2628,7 +2646,7 @@ static __attribute__((noinline)) void g2zr_link_best(g2z_run *run) {
                                best.text);
   char name[64];
   snprintf(name, sizeof name, G2ZR_CHECKPOINT, step);
-  unlink(partial.text); /* left by a kill, or somebody's link: neither is followed */
+  unlink(partial.text); /* removes what a killed run left; a link of the user is not followed */
   if (status == G2Z_OK &&
       (symlink(name, partial.text) != 0 || rename(partial.text, best.text) != 0))
     status = g2z_fail_file(run->services, errno, "make the link", best.text);
@@ -2639,7 +2657,8 @@ static __attribute__((noinline)) void g2zr_link_best(g2z_run *run) {
   g2zr_prune(run);
 }
 
-/* Completes the last epoch. If the epoch had ended before a resume, it keeps its time. */
+/* Sets the percentiles and the wall time of the last epoch. A wall time from before a resume
+ * stays. */
 static void g2zr_settle_epoch(g2z_run *run) {
   g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
   g2zr_percentiles(run, epoch);
@@ -2667,7 +2686,7 @@ static g2z_status g2zr_stop(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* Called when ranks have agreed to stop. The checkpoint comes first: it records other due work. */
+/* Called when ranks have agreed to stop. Saves before other due work: the checkpoint records it. */
 static void g2zr_will_stop(g2z_run *run) {
   run->due |= G2ZR_DUE_STOP;
   if (run->config.run_dir && run->saved != run->step) run->due |= G2ZR_DUE_SAVE;
@@ -2688,12 +2707,12 @@ static g2z_status g2zr_validate(g2z_run *run, g2z_run_event *event) {
   g2zr_totals *sum = &run->sum;
   g2z_loader_position first = {0, 0};
   double loss, begin = g2z_seconds();
-  /* Memory may run out on one rank alone: the ranks agree on it before a sum changes. */
+  /* Memory may run out on one rank alone: the ranks agree before any of them changes a total. */
   G2Z_TRY(g2zr_agree(run, G2Z_GROW(run->services, &run->low, &run->low_capacity, run->low_count,
                                    run->low_count + 1)));
   G2Z_TRY(g2z_loader_seek(run->val, first));
   G2Z_TRY(g2z_trainer_validate(run->trainer, run->val, run->val_steps, g2zr_share, run, &loss));
-  if (run->steps == 0 && !isfinite(loss)) /* a training sees it in its own loss */
+  if (run->steps == 0 && !isfinite(loss)) /* with steps, the training loss shows it */
     return g2z_fail(run->services, G2Z_DIVERGED, "the validation loss is %s: numbers in the model "
                     "are too large for %s. Give --dtype fp32", isnan(loss) ? "nan" : "infinite",
                     g2z_dtype_text(run->config.train.dtype));
@@ -2705,7 +2724,7 @@ static g2z_status g2zr_validate(g2z_run *run, g2z_run_event *event) {
     sum->val_data = g2zr_val_data(run);
     sum->val_tokens = run->val_tokens;
   }
-  const int better = isfinite(loss) && !(g2zr_best(run).loss <= loss); /* NaN at first */
+  const int better = isfinite(loss) && !(g2zr_best(run).loss <= loss); /* the first best is NaN */
   const int missed = g2zr_target(run).step < 0;
   sum->stale++;
   if (better) {
@@ -2762,7 +2781,7 @@ static g2z_status g2zr_evaluate(g2z_run *run, g2z_run_event *event) {
   const int file = run->evaluated, files = run->config.eval.count;
   const char *path = run->config.eval.text[file];
   const char *name = g2zr_file_name(path); /* at most NAME_MAX bytes, since it was opened */
-  int alike = 0; /* number of files of this name; two curves need the path */
+  int alike = 0; /* number of files with this name; if above 1, the path tells curves apart */
   for (int i = 0; i < files; i++)
     alike += strcmp(g2zr_file_name(run->config.eval.text[i]), name) == 0;
   if (alike > 1) {
@@ -2789,8 +2808,8 @@ static g2z_status g2zr_evaluate(g2z_run *run, g2z_run_event *event) {
   return G2Z_OK;
 }
 
-/* Appends to the sample; 0 bytes are the end of text. If there is no memory, the model continues:
- * other ranks would wait for this one. user: g2z_run *. */
+/* Appends text to the sample; 0 bytes mean the end-of-text token. If memory runs out, generation
+ * continues: otherwise other ranks would wait for this one. user: g2z_run *. */
 static int g2zr_put_sample(void *user, const char *text, size_t bytes) {
   g2z_run *run = (g2z_run *)user;
   if (!bytes) return g2zr_put_sample(run, "<|endoftext|>", strlen("<|endoftext|>"));
@@ -2907,7 +2926,8 @@ static void g2zr_say_use(g2z_run *run, const char *weights) {
            g2z_shell_word(weights, word, sizeof word), run->tokenizer ? "" : " --vocab FILE");
 }
 
-/* Prints the command that trains further: twice as long, or from the weights. */
+/* Prints the command that trains further: with twice the length or patience, or from the
+ * weights. */
 static void g2zr_say_further(g2z_run *run) {
   const char *weights = run->config.save_weights;
   char more[64], twice[24], text[G2ZR_COMMAND_BYTES];
@@ -2926,8 +2946,8 @@ static void g2zr_say_further(g2z_run *run) {
              g2zr_command(run, 1, "--init-from", weights, text));
 }
 
-/* Writes training_metrics.json, then RUN_COMPLETE.txt, which names the weights or the last
- * checkpoint. */
+/* Writes training_metrics.json, then RUN_COMPLETE.txt. That file names the weights, or else the
+ * last step's checkpoint. */
 static g2z_status g2zr_complete(g2z_run *run) {
   const g2z_path checkpoint = g2zr_checkpoint(run, run->saved, "");
   const char *model = "none";
@@ -2941,13 +2961,13 @@ static g2z_status g2zr_complete(g2z_run *run) {
   g2zr_log(run, run->line);
   G2Z_TRY(g2zr_write_artifacts(run));
   G2Z_TRY(g2zr_sync(run));
-  G2Z_TRY(g2zr_tell_failure(run, &run->held)); /* or a failure to write that line */
+  G2Z_TRY(g2zr_tell_failure(run, &run->held)); /* includes a failure of g2zr_log above */
   g2z_status status = g2zr_write_text(run, "RUN_COMPLETE.txt", run->line);
-  if (status != G2Z_OK) unlink(g2zr_in(run, "RUN_COMPLETE.txt").text); /* it may exist */
+  if (status != G2Z_OK) unlink(g2zr_in(run, "RUN_COMPLETE.txt").text); /* from an earlier end */
   return status;
 }
 
-/* The last work of a run. Checkpoint and weights are saved already. */
+/* The last work of a run. The checkpoint and the weights are already saved. */
 static g2z_status g2zr_finish(g2z_run *run) {
   const char *weights = run->config.save_weights;
   G2Z_TRY(g2zr_judge(run));
@@ -2967,10 +2987,10 @@ static g2z_status g2zr_finish(g2z_run *run) {
 
 /* ----- the order of the work ----- */
 
-/* Does the first work that is due; *shown: the event is filled. The end of the run stays due, so
- * that the next call returns it again. */
+/* Does the first work that is due. *shown 1: the event is filled. STOP and FINISH stay due, so that
+ * the next call returns the same end again. */
 static g2z_status g2zr_due(g2z_run *run, g2z_run_event *event, int *shown) {
-  const int now = run->due & -run->due; /* the lowest bit */
+  const int now = run->due & -run->due; /* the lowest bit is the first work */
   const double begin = g2z_seconds();
   *shown = !(now & (G2ZR_DUE_EPOCH_END | G2ZR_DUE_WEIGHTS | G2ZR_DUE_BEST));
   event->line = run->line;
@@ -3015,7 +3035,7 @@ static g2z_status g2zr_due(g2z_run *run, g2z_run_event *event, int *shown) {
       return G2Z_OK;
   }
   if (*shown) run->sum.pause_s += g2z_seconds() - begin;
-  if (now != G2ZR_DUE_EVALUATION || !run->evaluated) run->due &= ~now; /* else more files follow */
+  if (now != G2ZR_DUE_EVALUATION || !run->evaluated) run->due &= ~now; /* more files may follow */
   return G2Z_OK;
 }
 
@@ -3032,7 +3052,7 @@ static g2z_status g2zr_advance(g2z_run *run, g2z_run_event *event) {
         continue;
       }
       G2Z_TRY(status);
-      if (report.loss_step <= run->known.step) continue; /* due work needs the step's loss first */
+      if (report.loss_step <= run->known.step) continue; /* due work waits for this step's loss */
     } else if (run->known.step < run->step) {
       G2Z_TRY(g2zr_after(run, g2z_trainer_flush(run->trainer, &report), &report));
     }
@@ -3054,7 +3074,7 @@ static g2z_status g2zr_advance(g2z_run *run, g2z_run_event *event) {
   return G2Z_OK;
 }
 
-/* If a file failed, but no step, a run of one rank saves before it ends. With several ranks the
+/* If a file failed, but no step, a run of one rank saves before it ends. Several ranks do not: the
  * others may not know of the failure yet. */
 static void g2zr_rescue(g2z_run *run, g2z_run_event *event) {
   const g2z_path path = g2zr_checkpoint(run, run->step, "");
@@ -3062,11 +3082,11 @@ static void g2zr_rescue(g2z_run *run, g2z_run_event *event) {
   g2z_report report;
   int there;
   if (!run_dir || run->context->world > 1 || run->broken) return;
-  if (run->step == run->resumed || run->step == run->saved) return; /* nothing is new */
+  if (run->step == run->resumed || run->step == run->saved) return; /* no new step to save */
   if (g2z_is_there(run->services, run_dir, &there) != G2Z_OK || !there) return;
   if (g2z_trainer_flush(run->trainer, &report) != G2Z_OK) return;
   if (run->known.step < run->step && g2zr_learn(run, &report, event) != G2Z_OK) return;
-  g2zr_sync(run); /* may fail, too: its lines are lost only if the power fails as well */
+  g2zr_sync(run); /* if this fails, too, lines are lost only in a power failure */
   if (run->due & G2ZR_DUE_SAVE) g2zr_weigh(run);
   if (g2zr_save_state(run, path.text) == G2Z_OK)
     g2z_log(run->services, G2Z_LOG_WARNING, "the run fails; it has saved %s", path.text);
@@ -3076,7 +3096,7 @@ G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
   memset(event, 0, sizeof *event);
   g2z_status status = g2zr_advance(run, event);
   if (status == G2Z_OK) return G2Z_OK;
-  g2zr_failure failure = {G2Z_OK, 0, ""}; /* a copy: the next calls may fail with other sentences */
+  g2zr_failure failure = {G2Z_OK, 0, ""}; /* a copy: the next calls may overwrite the sentence */
   g2zr_note_failure(run, &failure, status);
   if (status == G2Z_IO || status == G2Z_FORMAT) g2zr_rescue(run, event);
   g2zr_log(run, failure.sentence);
@@ -3096,7 +3116,7 @@ static void g2zr_on_signal(int number) {
   if (run) g2z_run_request_stop(run, number);
 }
 
-/* SIGHUP comes when a terminal closes; under nohup it is ignored and stays so. */
+/* SIGHUP arrives when a terminal closes. A program under nohup ignores it, and continues to. */
 G2Z_API void g2z_run_catch_signals(g2z_run *run) {
   struct sigaction action, before;
   if (!run && g2zr_running) g2zr_let_go(g2zr_running);
