@@ -43,18 +43,18 @@ extern "C" {
  *   g2z_page *page;  status = g2z_page_create(services, "report.html", "Scaling", &page);
  *   g2z_page_fact(page, "machine", "%d x %s", 8, "NVIDIA H200");      facts form a grid
  *   g2z_page_heading(page, "Throughput");
- *   g2z_page_table(page, 2, headers);                                 ends at the next part
+ *   g2z_page_table(page, 2, headers);                                 cells follow
  *   g2z_page_cell(page, "%d", 1);  g2z_page_cell(page, "%.0f", 231000.0);
  *   g2z_page_chart(page, &chart);                                     charts form a grid
- *   status = g2z_page_commit(page);                                   the first failure, or OK
+ *   status = g2z_page_commit(page);                                   first failure of all calls
  *   g2z_page_free(page); */
 
-#define G2Z_CHART_SERIES 9           /* one colour each */
+#define G2Z_CHART_SERIES 9           /* most series of a chart: each has its own colour */
 #define G2Z_CHART_POINTS 1000        /* longer series are reduced to this number */
 
 typedef enum g2z_mark {
   G2Z_MARK_LINE,
-  G2Z_MARK_POINTS,                   /* a line, and a point per value if there are at most 64 */
+  G2Z_MARK_POINTS,                   /* a line; up to 64 values also get a point each */
   G2Z_MARK_DASHED,                   /* an ideal to compare the other series with */
   G2Z_MARK_FAINT                     /* the raw values of a smoothed line */
 } g2z_mark;
@@ -69,14 +69,14 @@ typedef enum g2z_axis {
 typedef struct g2z_series {
   const char *name;                  /* shown in the legend if there are two series or more */
   const double *x, *y;               /* [count]; NaN: a gap. Bar charts do not read x */
-  const double *low, *high;          /* [count]: a whisker at each bar; or both NULL */
+  const double *low, *high;          /* [count]: ends of each bar's whisker; or both NULL */
   size_t count;
   g2z_mark mark;
 } g2z_series;
 
 typedef struct g2z_chart {           /* set all members to zero first */
   const char *title, *about;         /* about: unit and meaning, in a few words; NULL: none */
-  const char *x_name;                /* under the x axis; NULL: none, as in bar charts */
+  const char *x_name;                /* name under the x axis; NULL: none, as in bar charts */
   const char *const *labels;         /* not NULL: a bar chart, one group of bars per label */
   const g2z_series *series;
   int series_count;                  /* 1 .. G2Z_CHART_SERIES */
@@ -85,23 +85,24 @@ typedef struct g2z_chart {           /* set all members to zero first */
 
 #define G2Z_PAGE_BEGIN "<!DOCTYPE html>\n<html lang=en>\n<meta name=generator content=gpt2_zero>\n"
 typedef struct g2z_page g2z_page;
-/* The file gets its name `path` in g2z_page_commit, which also returns the first failure. */
+/* Begins a page. The file appears at `path` only in g2z_page_commit. That call also returns the
+ * first failure of the calls before it. */
 G2Z_API g2z_status g2z_page_create(g2z_services *services, const char *path, const char *title,
                                    g2z_page **out);
 G2Z_API void g2z_page_heading(g2z_page *page, const char *text);
 G2Z_API void g2z_page_text(g2z_page *page, const char *format, ...) G2Z_PRINTF(2, 3);
 G2Z_API void g2z_page_fact(g2z_page *page, const char *name, const char *format, ...)
     G2Z_PRINTF(3, 4);
-/* Begins a table. g2z_page_cell then adds its cells row by row, `columns` per row. The first column
- * is text, the others are numbers; an empty cell is an unknown number. */
+/* Begins a table. g2z_page_cell then adds cells row by row, `columns` per row. The first column is
+ * text, the others are numbers; an empty cell is an unknown number. */
 G2Z_API void g2z_page_table(g2z_page *page, int columns, const char *const *headers);
 G2Z_API void g2z_page_cell(g2z_page *page, const char *format, ...) G2Z_PRINTF(2, 3);
 G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart);
 G2Z_API g2z_status g2z_page_commit(g2z_page *page);
-G2Z_API void g2z_page_free(g2z_page *page); /* NULL is fine; no commit: no file */
+G2Z_API void g2z_page_free(g2z_page *page); /* NULL is fine. Without a commit no file is left */
 
 /* One line of metrics.jsonl, written when the step's loss is known. A number that is not finite is
- * null in the file. An OPTIONAL number may also be unknown, which is NaN here. */
+ * null in the file. An OPTIONAL number may be unknown: then it is NaN here. */
 #define G2Z_METRIC_LIST(X)                                                                         \
   /*  type      name             meaning */                                                        \
   X(INTEGER,  step,            "from 1")                                                           \
@@ -110,7 +111,7 @@ G2Z_API void g2z_page_free(g2z_page *page); /* NULL is fine; no commit: no file 
   X(NUMBER,   lr,              "learning rate of the step")                                        \
   X(NUMBER,   grad_norm,       "global norm before clipping")                                      \
   X(NUMBER,   loss_scale,      "loss scale of the step")                                           \
-  X(INTEGER,  skipped,         "weights stay; 1: gradients not finite, 2: their norm spikes")      \
+  X(INTEGER,  skipped,         "0: no; 1: gradients were not finite; 2: their norm was a spike")   \
   X(NUMBER,   step_ms,         "wall time of the step, data_ms included")                          \
   X(NUMBER,   tok_s,           "tokens of the step over step_ms")                                  \
   X(OPTIONAL, mfu,             "model flops utilisation; needs the device's peak")                 \
@@ -127,37 +128,38 @@ typedef struct g2z_metrics {
 #undef X
 } g2z_metrics;
 
-/* Writes run_dir/report.html: curves from metrics.jsonl, settings that a resume changed from
- * train.log, and facts from training_metrics.json or, until the run has written that, from
- * launcher_metadata.json. A file that is damaged or is not a run's is a failure; then nothing is
- * written. */
+/* Writes run_dir/report.html. The curves come from metrics.jsonl; the list of settings that a
+ * resume changed comes from train.log; the facts come from training_metrics.json, or before the
+ * run has written it, from launcher_metadata.json. If one of these files is damaged or not from a
+ * run, the call fails and writes nothing. */
 G2Z_API g2z_status g2z_report_run(g2z_services *services, const char *run_dir);
 
 /* Writes run_dir/profiles/timers_HOST.txt: the times of spans, formatted like the NVTX ranges of
- * `nsys stats`. Then writes profile_summary.json, as below, from this file alone: other files in
- * profiles/ come from earlier runs. */
+ * `nsys stats`. Then writes profile_summary.json as g2z_profile_run does, but from this file alone:
+ * other files in profiles/ come from earlier runs. */
 G2Z_API g2z_status g2z_profile_write_spans(g2z_services *services, const char *run_dir,
                                            const g2z_span_times times[G2Z_SPAN_COUNT]);
 /* Writes run_dir/profiles/profile_summary.json: the five NVTX ranges and the five operating-system
- * calls that took most time. Reads profiles/nsys_stats_*.txt, or if there are none, timers_*.txt,
- * which list no calls. A file in another format is a failure; then nothing is written. */
+ * calls that took most time. Reads profiles/nsys_stats_*.txt. If there are none, reads
+ * timers_*.txt, which list no calls. If a file has another format, the call fails and writes
+ * nothing. */
 G2Z_API g2z_status g2z_profile_run(g2z_services *services, const char *run_dir);
 
-/* The numbers of metrics.jsonl for TensorBoard, in a new file events.out.tfevents.TIME.HOST in
- * run_dir. From `first_step` on, the file replaces earlier ones: TensorBoard drops their values.
- * The file begins with the numbers that metrics.jsonl has already. */
+/* Writes the numbers of metrics.jsonl for TensorBoard, to a new file events.out.tfevents.TIME.HOST
+ * in run_dir. The file replaces the values of earlier event files from `first_step` on: TensorBoard
+ * drops them. It begins with the numbers that metrics.jsonl already has. */
 typedef struct g2z_events g2z_events;
 G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *run_dir,
                                      int64_t first_step, g2z_events **out);
-/* Puts the numbers of the next line of metrics.jsonl. TensorBoard marks a loss or norm that is not
- * finite. */
+/* Writes the numbers of one more line of metrics.jsonl. A loss or norm that is not finite is
+ * written, too: TensorBoard marks it. */
 G2Z_API g2z_status g2z_events_put(g2z_events *events, const char *line);
 G2Z_API void g2z_events_free(g2z_events *events); /* NULL is fine */
 
 /* Sorts the values. NaN if there are none, or if one of them is NaN. */
 G2Z_API double g2z_median(double *values, size_t count);
-/* Sorts the values. Returns the smallest value that is as large as at least `percent` percent of
- * them (nearest rank); NaN as g2z_median. */
+/* Sorts the values. Returns the smallest value such that at least `percent` percent of the values
+ * are not larger (nearest rank). NaN as in g2z_median. */
 G2Z_API double g2z_percentile(double *values, size_t count, int percent);
 /* The sample's standard deviation; NaN for fewer than two values. */
 G2Z_API double g2z_deviation(const double *values, size_t count);
@@ -166,25 +168,27 @@ G2Z_API double g2z_deviation(const double *values, size_t count);
  * "epochs.0.steps", or "epochs.last" for the last element of an array. */
 typedef struct g2z_object {
   g2z_services *services;
-  char *path, *text;            /* text NULL: the file does not exist, and there are no members */
+  char *path, *text;            /* text NULL: the file does not exist; the object has no members */
   size_t bytes;
 } g2z_object;
-/* Checks the whole file: one valid object. Free *out with g2z_object_free, after a failure too. */
+/* Reads a file and checks that it is one valid object. Free *out with g2z_object_free, also after a
+ * failure. */
 G2Z_API g2z_status g2z_object_read(g2z_services *services, const char *path, g2z_object *out);
 G2Z_API void g2z_object_free(g2z_object *object);
-/* 1: *json is at the value of the member `at`. */
+/* Moves *json to the value of the member `at`. 0: there is no such member. */
 G2Z_API int g2z_object_at(const g2z_object *object, const char *at, g2z_json *json);
-/* NaN: there is no number at `at`. */
+/* The number at `at`; NaN: there is none. */
 G2Z_API double g2z_object_number(const g2z_object *object, const char *at);
 /* Copies the text at `at`, cut off after 8 KiB or where `out` is full. "": there is none. */
 G2Z_API void g2z_object_copy(const g2z_object *object, const char *at, char *out, size_t room);
-/* 1: *json is inside the array at `at`, before its first element. */
+/* Moves *json into the array at `at`, before its first element. 0: there is no array. */
 G2Z_API int g2z_object_list(const g2z_object *object, const char *at, g2z_json *json);
-/* 1: *element is the array's next element, cut out so that reading its members does not scan
- * earlier elements again. `object` owns its text: do not free it. */
+/* *element becomes the next element of the array; 0: there is none. It is an object of its own, so
+ * that reading its members does not scan earlier elements again. `object` owns its text: do not
+ * free *element. */
 G2Z_API int g2z_object_next(const g2z_object *object, g2z_json *json, g2z_object *element);
 
-/* The runs found in directories, for one page. */
+/* The runs and experiments that were found in directories, for one page. */
 typedef struct g2z_results {
   g2z_services *services;
   g2z_object *runs;             /* training_metrics.json of each run; path: its directory */
@@ -192,15 +196,15 @@ typedef struct g2z_results {
   g2z_path *reports;            /* files NAME_report.json, unless `show` is NULL */
   size_t report_count, report_capacity;
   size_t left_out;              /* number of runs that have not ended */
-  /* Reads one of `reports` and puts its part of the page, which precedes the runs. NULL: these
-   * files are not looked for. */
+  /* Reads one of `reports` and puts its part of the page, before the runs. NULL: g2z_results_add
+   * ignores these files. */
   g2z_status (*show)(g2z_services *services, const char *path, g2z_page *page);
 } g2z_results;
 G2Z_API g2z_status g2z_results_create(g2z_services *services, g2z_results **out);
 G2Z_API void g2z_results_free(g2z_results *results); /* NULL is fine */
-/* Adds the run and the experiments of the directory and of its subdirectories down to two levels.
- * A run that has not ended is left out, with a warning. A damaged file is a failure, and so is a
- * directory without runs and experiments. */
+/* Adds the run and the experiments of the directory and of its subdirectories, two levels deep.
+ * A run that has not ended is left out, with a warning. The call fails if a file is damaged, or if
+ * there is no run and no experiment. */
 G2Z_API g2z_status g2z_results_add(g2z_results *results, const char *directory);
 G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path);
 
@@ -256,17 +260,17 @@ static g2z_status g2zp_check_directory(g2z_services *services, const char *direc
 
 /* ----- pages ----- */
 
-/* The open element. An element of another kind closes it. */
+/* Kinds of the open element. It is closed when an element of another kind begins. */
 enum { G2ZP_PAGE_PLAIN, G2ZP_PAGE_FACTS, G2ZP_PAGE_TABLE, G2ZP_PAGE_CHARTS };
 
 struct g2z_page {
   g2z_services *services;
   g2z_writer *writer;
   int open;
-  int columns, cell;                 /* of the open table; cells put in its last row */
+  int columns, cell;                 /* the open table: columns; cells in its last row so far */
 };
 
-/* Colours that differ in lightness and hue: colour-blind readers can distinguish them. */
+/* The colours differ in lightness and hue, so that colour-blind readers can distinguish them. */
 static const char g2zp_page_style[] =
     ":root{color-scheme:light dark;--page:#fbfbfa;--card:#fff;--line:#e2e2de;--grid:#ececea;"
     "--text:#1c1d1f;--soft:#63666b;--s0:#1f66c1;--s1:#d9541e;--s2:#12876f;--s3:#8b4fc0;"
@@ -319,7 +323,7 @@ static const char g2zp_page_style[] =
     ".charts{grid-template-columns:1fr 1fr}.scroll{overflow:visible}"
     "h2{break-after:avoid}tr{break-inside:avoid}}\n";
 
-/* Writes `open`, the text with its markup escaped, and `close`. Bytes that are not UTF-8 or that
+/* Writes `open`, the text with its markup escaped, and `close`. Invalid UTF-8 and characters that
  * control a terminal become U+FFFD. */
 static void g2zp_element(g2z_writer *writer, const char *open, const char *text,
                          const char *close) {
@@ -337,8 +341,8 @@ static void g2zp_element(g2z_writer *writer, const char *open, const char *text,
   g2z_writer_put(writer, close, strlen(close));
 }
 
-/* A coordinate as text, rounded to a tenth, with a point in every locale. Values are clamped: a
- * whisker that ends beyond its scale then ends far outside the picture. */
+/* A coordinate as text, rounded to a tenth, with a decimal point in every locale. Values are
+ * clamped to 1e5, which is far outside the picture: the end of a whisker may exceed the scale. */
 typedef struct g2zp_coordinate {
   char text[24];
 } g2zp_coordinate;
@@ -353,7 +357,8 @@ static g2zp_coordinate g2zp_coordinate_of(double value) {
 
 #define G2ZP_TEXT 8192 /* longer texts are cut off */
 
-/* Declares `text`, and formats the last parameters of the enclosing function, `format, ...`. */
+/* Declares `text`, and prints into it the last parameters of the enclosing function, `format` and
+ * those after it. */
 #define G2ZP_FORMAT(format, text)                     \
   char text[G2ZP_TEXT];                               \
   va_list arguments_;                                 \
@@ -361,7 +366,8 @@ static g2zp_coordinate g2zp_coordinate_of(double value) {
   vsnprintf(text, sizeof text, format, arguments_);   \
   va_end(arguments_)
 
-/* Closes the open element and opens one of `kind`; keeps an open element of that kind. */
+/* Closes the open element and opens one of `kind`. An open element of this kind stays open, unless
+ * it is a table. */
 static void g2zp_page_open(g2z_page *page, int kind) {
   static const char *const begin[] = {"", "<dl>\n", "", "<div class=charts>\n"};
   static const char *const end[] = {"", "</dl>\n", "</tbody></table></div>\n", "</div>\n"};
@@ -447,23 +453,23 @@ G2Z_API void g2z_page_free(g2z_page *page) {
 
 /* ----- scales ----- */
 
-#define G2ZP_CHART_WIDTH 440.0 /* a unit is about 1 px on a wide page, 0.72 px on a telephone */
+#define G2ZP_CHART_WIDTH 440.0 /* in units: about 1 px on a wide page, 0.72 px on a telephone */
 #define G2ZP_CHART_HEIGHT 260.0
-#define G2ZP_CHART_DIGIT 8.6 /* width of a digit on a telephone, where text is larger */
+#define G2ZP_CHART_DIGIT 8.6 /* width of a digit on a telephone, where the text is larger */
 #define G2ZP_TICKS 12
 
 typedef struct g2zp_scale {
   double low, high;                  /* range of the values */
-  double from, to;                   /* range of coordinates */
+  double from, to;                   /* range of the coordinates */
   int log;
-  double step;                       /* between ticks of a linear scale; 0: logarithmic */
+  double step;                       /* difference of two ticks; 0: the scale is logarithmic */
   double tick[G2ZP_TICKS];
   int ticks;
 } g2zp_scale;
 
 typedef struct g2zp_extent {         /* the range of all values on an axis */
-  double low, high, positive;        /* `positive`: the smallest above 0; NaN: none */
-  int whole;                         /* all are integers */
+  double low, high, positive;        /* `positive`: the smallest value above 0; NaN: none */
+  int whole;                         /* 1: all values are integers */
 } g2zp_extent;
 
 static const g2zp_extent g2zp_nothing = {NAN, NAN, NAN, 1};
@@ -484,7 +490,8 @@ static void g2zp_extent_add(g2zp_extent *e, double value) {
   if (value != floor(value)) e->whole = 0;
 }
 
-/* The nearest 1, 2 or 5 times a power of ten below `value`, or above it. */
+/* The nearest bound at or below `value`, or with `above` at or above it. A bound is 1, 2 or 5 times
+ * a power of ten. */
 static double g2zp_log_bound(double value, int above) {
   const double power = pow(10, floor(log10(value) + 1e-9)), lead = value / power;
   if (above) {
@@ -498,7 +505,8 @@ static double g2zp_log_bound(double value, int above) {
   return power;
 }
 
-/* `rounded`: the axis ends at ticks, as a y axis does; else at the first and the last value. */
+/* Makes the scale of an axis. `rounded` 1: it begins and ends at ticks, as a y axis does; 0: it
+ * ends at the lowest and the highest value. */
 static void g2zp_scale_make(g2zp_scale *s, const g2zp_extent *e, g2z_axis axis, int rounded) {
   memset(s, 0, sizeof *s);
   s->low = e->low;
@@ -519,13 +527,13 @@ static void g2zp_scale_make(g2zp_scale *s, const g2zp_extent *e, g2z_axis axis, 
     if (axis == G2Z_AXIS_ZERO && s->low > 0) s->low = 0;
     if (axis == G2Z_AXIS_ZERO && s->high < 0) s->high = 0;
     const double size = fmax(fabs(s->low), fabs(s->high));
-    if (s->high - s->low <= 1e-9 * size) { /* a single value is centred */
+    if (s->high - s->low <= 1e-9 * size) { /* all values are equal: put them in the middle */
       const double margin = size > 0 ? size / 10 : 1;
       s->low -= margin;
       s->high += margin;
     }
-    /* The step is 1, 2, 2.5 or 5 times a power of ten; about five steps make up the span. Integers
-     * get no step of 2.5, which would put ticks between them. */
+    /* The step is 1, 2, 2.5 or 5 times a power of ten, so that about five steps cover the range.
+     * Integers get no step of 2.5: its ticks would be between them. */
     const double raw = (s->high - s->low) / 5, power = pow(10, floor(log10(raw)));
     const double lead = raw / power;
     if (lead <= 1) s->step = power;
@@ -539,7 +547,7 @@ static void g2zp_scale_make(g2zp_scale *s, const g2zp_extent *e, g2z_axis axis, 
       s->high = ceil(s->high / s->step - 1e-6) * s->step;
     }
   }
-  if (s->log) { /* over few decades ticks at 1, 2, 5, 10, ..., else at every n-th power of ten */
+  if (s->log) { /* a short range has ticks at 1, 2, 5, 10, ...; a long one at every n-th of 10^k */
     static const int leads[] = {1, 2, 5};
     int first = (int)floor(log10(s->low) + 1e-9), last = (int)floor(log10(s->high) + 1e-9);
     int every = (last - first) / 6 + 1, fine = log10(s->high / s->low) < 2.5;
@@ -564,8 +572,8 @@ static double g2zp_scale_at(const g2zp_scale *s, double value) {
   return s->from + part * (s->to - s->from);
 }
 
-/* Shortens "2,500" to "2.5k". All ticks of a linear scale share one unit and the number of
- * decimals that the step needs. */
+/* A tick's value as short text: 2500 becomes "2.5k". All ticks of a linear scale share one unit,
+ * and have as many decimals as the step needs. */
 static const char *g2zp_tick_text(const g2zp_scale *s, double value, char out[32]) {
   double size = fabs(value), unit = 1;
   char suffix[8] = "";
@@ -607,8 +615,8 @@ static void g2zp_svg_text(g2z_writer *writer, const char *kind, double x, double
 
 #define G2ZP_CELL 160
 
-/* A number as text; "" if it is not finite or too large for its format. Format NULL is for any
- * number: no decimals if it is whole or at least 100, else five digits, as losses need. */
+/* A number as text; "" if it is not finite or too large for its format. Format NULL: no decimals if
+ * the number is whole or at least 100, else five digits, as losses need. */
 static const char *g2zp_number_text(char out[G2ZP_CELL], const char *format, double value) {
   const int whole = fabs(value) < 1e15 && (fabs(value) >= 100 || value == rint(value));
   out[0] = 0;
@@ -626,9 +634,9 @@ static void g2zp_page_number(g2z_page *page, const char *name, double value) {
   g2z_page_fact(page, name, "%s", g2zp_number_text(text, NULL, value));
 }
 
-/* Draws the series as lines and points. A long series is cut into stretches, and the minimum and
- * the maximum of each stretch are drawn, in the order in which they occur. A single point between
- * two gaps is drawn as a line of length 0: its round ends make a dot. */
+/* Draws the series as lines and points. A long series is cut into stretches of equal length; of
+ * each stretch only the minimum and the maximum are drawn, in the order in which they occur. A
+ * single point between two gaps is drawn as a line of length 0: its round ends make a dot. */
 static void g2zp_chart_lines(g2z_writer *writer, const g2z_chart *chart, const g2zp_scale *x,
                              const g2zp_scale *y) {
   for (int s = 0; s < chart->series_count; s++) {
@@ -636,7 +644,7 @@ static void g2zp_chart_lines(g2z_writer *writer, const g2z_chart *chart, const g
     const size_t count = series->count, half = G2Z_CHART_POINTS / 2;
     size_t stretch = 1;
     const char *style = "";
-    int drawn = 0;                   /* points since the last gap */
+    int drawn = 0;                   /* points drawn since the last gap */
     if (count > G2Z_CHART_POINTS) stretch = (count + half - 1) / half;
     if (series->mark == G2Z_MARK_DASHED) style = " dash";
     if (series->mark == G2Z_MARK_FAINT) style = " faint";
@@ -662,7 +670,7 @@ static void g2zp_chart_lines(g2z_writer *writer, const g2z_chart *chart, const g
         point[1] = least;
       }
       if (least == most) points = 1;
-      if (least == end) points = 0;  /* the stretch is a gap */
+      if (least == end) points = 0;  /* the stretch has no value */
       for (int i = 0; i < points; i++, drawn++)
         g2z_writer_printf(writer, "%s%s %s", drawn ? "L" : "M",
                           G2ZP_AT(g2zp_scale_at(x, series->x[point[i]])),
@@ -714,7 +722,7 @@ static void g2zp_chart_bars(g2z_writer *writer, const g2z_chart *chart, const g2
   }
 }
 
-/* Values of bars lie on the x axis: bars are horizontal, so that labels have room. */
+/* Bars are horizontal, so that their labels have room: their values lie on the x axis. */
 G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart) {
   const int bars = chart->labels != NULL;
   const double group = 14.0 * chart->series_count + 10;
@@ -724,7 +732,7 @@ G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart) {
   g2z_axis x_axis = chart->x_axis;
   char text[32];
   size_t groups = 0;
-  double widest = 0; /* characters of the longest text left of the y axis */
+  double widest = 0; /* number of characters in the longest text left of the y axis */
   double height = G2ZP_CHART_HEIGHT;
   G2Z_ASSERT(chart->series_count > 0 && chart->series_count <= G2Z_CHART_SERIES);
   g2zp_page_open(page, G2ZP_PAGE_CHARTS);
@@ -754,7 +762,7 @@ G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart) {
     widest = fmax(widest, (double)strlen(chart->labels[at]));
   x.from = fmin(12 + G2ZP_CHART_DIGIT * widest, 0.45 * G2ZP_CHART_WIDTH);
   if (bars) {
-    x.to = G2ZP_CHART_WIDTH - (12 + G2ZP_CHART_DIGIT * 7); /* room for a value */
+    x.to = G2ZP_CHART_WIDTH - (12 + G2ZP_CHART_DIGIT * 7); /* leaves room for a bar's value */
     y.to = 4;
     y.from = y.to + group * (double)groups;
     height = y.from + 24;
@@ -875,7 +883,7 @@ G2Z_API int g2z_object_next(const g2z_object *object, g2z_json *json, g2z_object
 G2Z_API void g2z_object_copy(const g2z_object *object, const char *at, char *out, size_t room) {
   g2z_json json;
   char whole[G2ZP_TEXT];
-  size_t cut = 0; /* bytes to copy, which end after a whole escape */
+  size_t cut = 0; /* number of bytes to copy; no escape is cut in two */
   out[0] = 0;
   if (!g2z_object_at(object, at, &json) || g2z_json_peek(&json) != '"') return;
   g2z_json_text text = g2z_json_string(&json);
@@ -906,18 +914,18 @@ static g2z_status g2zp_read_run(g2z_services *services, const char *run_dir, g2z
 #define G2ZP_NOTE_LIST(X) \
   X(val_loss) X(val_ms) X(save_ms) X(sample_ms) X(eval) X(eval_loss) X(eval_acc_norm) X(eval_ms)
 
-#define G2ZP_NAME (6 * NAME_MAX + 1) /* six: the longest escape of a byte in JSON */
+#define G2ZP_NAME (6 * NAME_MAX + 1) /* in JSON a byte may become an escape of six bytes */
 
-/* A line of metrics.jsonl. Optional members that it lacks are NaN. metrics.step_ms is NaN in a line
- * that is not a step's. */
+/* A line of metrics.jsonl. A member that the line lacks is NaN. metrics.step_ms is NaN unless the
+ * line is about a step. */
 typedef struct g2zp_line {
   g2z_metrics metrics;
 #define X(name) double name;
   G2ZP_NOTE_LIST(X)
 #undef X
   int target;                   /* 1: this validation is the first to reach --target-loss */
-  char val_set[64];             /* what a validation was measured over; "": not known */
-  char eval_file[G2ZP_NAME];    /* "": none, or it is too long */
+  char val_set[64];             /* names the tokens of a validation; "": not known */
+  char eval_file[G2ZP_NAME];    /* "": there is none, or its name is too long */
 } g2zp_line;
 
 static double g2zp_json_number_or_null(g2z_json *json) {
@@ -926,7 +934,7 @@ static double g2zp_json_number_or_null(g2z_json *json) {
   return NAN;
 }
 
-/* "": the string is too long. */
+/* Copies a string. If it is too long for `out`, `out` stays as it is. */
 static void g2zp_json_copy(g2z_json *json, char *out, size_t room) {
   const g2z_json_text text = g2z_json_string(json);
   if (text.bytes >= room) return;
@@ -986,8 +994,8 @@ struct g2z_events {
   g2z_writer *writer;
 };
 
-/* Appends a protobuf field at `to`; returns its end. type 0: a varint, `count` itself; 1 and 5:
- * eight and four bytes; 2: a length and `count` bytes. */
+/* Appends a protobuf field at `to`; returns the field's end. type 0: `count` itself, as a varint;
+ * 1: eight bytes; 5: four bytes; 2: the length `count`, then `count` bytes. */
 static unsigned char *g2zp_event_field(unsigned char *to, int field, int type, const void *bytes,
                                        uint64_t count) {
   *to++ = (unsigned char)(field << 3 | type);
@@ -1001,8 +1009,9 @@ static unsigned char *g2zp_event_field(unsigned char *to, int field, int type, c
   return to + count;
 }
 
-/* Writes a record as tensorflow/core/lib/io/record_writer.h does: the length of an event as u64,
- * the length's masked CRC-32C, the protobuf Event { wall_time, step, `field` }, the event's. */
+/* Writes a record in the format of tensorflow/core/lib/io/record_writer.h: the length of the event
+ * as u64, the masked CRC-32C of these eight bytes, the event as protobuf Event { wall_time, step,
+ * `field` }, and the masked CRC-32C of the event. */
 static g2z_status g2zp_event_write(g2z_events *e, int64_t step, int field, const void *bytes,
                                    size_t count) {
   unsigned char data[G2ZP_EVENT_BYTES + 64], *end = data;
@@ -1071,8 +1080,8 @@ static g2z_status g2zp_event_line(g2z_events *e, const g2zp_line *line) {
   return g2zp_event_scalars(e, step, &evaluation, 1);
 }
 
-/* Puts the lines that metrics.jsonl has from `first_step` on. A damaged line has no events;
- * g2z_report_run refuses it and names it. */
+/* Writes the events of the lines that metrics.jsonl has from `first_step` on. A damaged line is
+ * passed over here: g2z_report_run refuses it with its number. */
 static g2z_status g2zp_events_again(g2z_events *e, const char *path, int64_t first_step) {
   char *text;
   size_t bytes;
@@ -1109,9 +1118,9 @@ G2Z_API g2z_status g2z_events_create(g2z_services *services, const char *run_dir
   G2Z_TRY(G2Z_NEW(services, 1, &e));
   e->services = services;
   g2z_status status = g2z_writer_create(services, path.text, &e->writer);
-  /* Writes the version that TensorBoard expects, then SessionLog { status: START } at the first
-   * step that this file replaces. The first file needs a START, too: TensorBoard takes the first
-   * START for the run's beginning, and drops earlier values only at each later START. */
+  /* Write the version that TensorBoard expects, then SessionLog { status: START } at the first step
+   * that this file replaces. TensorBoard takes the first START of all files for the run's
+   * beginning; only later ones make it drop values. So the first file needs a START, too. */
   if (status == G2Z_OK) status = g2zp_event_write(e, 0, 3, "brain.Event:2", 13);
   if (status == G2Z_OK) status = g2zp_event_write(e, first_step, 7, "\x08\x01", 2);
   if (status == G2Z_OK) status = g2z_writer_commit(e->writer);
@@ -1143,19 +1152,19 @@ G2Z_API void g2z_events_free(g2z_events *e) {
   G2Z_METRIC_LIST(G2ZP_METRIC_COLUMN)                                                      \
   X(STEPS, skips)             /* number of skipped steps so far */                         \
   X(STEPS, time_s)            /* time of all steps so far */                               \
-  X(STEPS, smooth)            /* exponential mean of the loss; NaN: fewer than 100 steps */ \
+  X(STEPS, smooth)            /* exponential mean of the loss; NaN in under 100 steps */   \
   X(VALIDATIONS, val_step)                                                                 \
   X(VALIDATIONS, val_tokens)                                                               \
   X(VALIDATIONS, val_time_s)                                                               \
   X(VALIDATIONS, val_loss)                                                                 \
-  X(VALIDATIONS, val_measure) /* to compare runs by; NaN before the validation `first` */  \
-  X(TARGETS, target_step)     /* the validation that reached --target-loss */              \
+  X(VALIDATIONS, val_measure) /* runs are compared by it; NaN before validation `first` */ \
+  X(TARGETS, target_step)     /* step of the validation that reached --target-loss */      \
   X(TARGETS, target_loss)                                                                  \
   X(EVALUATIONS, eval_step)                                                                \
   X(EVALUATIONS, eval_loss_0) /* loss on the first file of --eval */                       \
   X(EVALUATIONS, eval_loss_1)                                                              \
   X(EVALUATIONS, eval_loss_2)                                                              \
-  X(EVALUATIONS, eval_acc_0)  /* accuracy on the first file */                             \
+  X(EVALUATIONS, eval_acc_0)  /* accuracy on the first file of --eval */                   \
   X(EVALUATIONS, eval_acc_1)                                                               \
   X(EVALUATIONS, eval_acc_2)
 
@@ -1171,23 +1180,24 @@ static const int g2zp_group_of[G2ZP_COLUMNS] = {
     G2ZP_COLUMN_LIST
 #undef X
 };
-/* The column of each group that holds its steps: the x axis of the group's other columns. */
+/* The column with the steps of each group: the x axis of the group's other columns. */
 static const int g2zp_step_column[G2ZP_GROUPS] = {G2ZP_COLUMN_step, G2ZP_COLUMN_val_step,
                                                   G2ZP_COLUMN_target_step, G2ZP_COLUMN_eval_step};
-/* The files of --eval that a page shows, with their columns. */
+/* The columns of the first three files of --eval: a page shows only these. */
 static const struct { int loss, accuracy; } g2zp_eval_files[] = {
     {G2ZP_COLUMN_eval_loss_0, G2ZP_COLUMN_eval_acc_0},
     {G2ZP_COLUMN_eval_loss_1, G2ZP_COLUMN_eval_acc_1},
     {G2ZP_COLUMN_eval_loss_2, G2ZP_COLUMN_eval_acc_2}};
 
 typedef struct g2zp_curves {
-  double *column[G2ZP_COLUMNS];      /* [count of its group]; one allocation */
+  double *column[G2ZP_COLUMNS];      /* [count of its group]; column[0] is the allocation of all */
   size_t count[G2ZP_GROUPS];
-  char val_set[64];                  /* the tokens of the last validation */
-  size_t first;                      /* from this validation on, all are over val_set */
-  size_t best;                       /* of these, the validation with the lowest loss */
-  size_t reached;                    /* the first validation at or below the level to compare by;
-                                      * too large: none, or another run trained the first steps */
+  char val_set[64];                  /* names the tokens of the last validation */
+  size_t first;                      /* this and all later validations have the tokens val_set */
+  size_t best;                       /* the validation with the lowest loss, from `first` on */
+  size_t reached;                    /* the first validation that reached the level at which runs
+                                      * are compared. If none did, or if another run trained the
+                                      * first steps, it is at least count[G2ZP_VALIDATIONS] */
   double per_nat;                    /* val_measure divided by val_loss */
   char eval_name[G2ZP_COLUMNS][96];  /* names of the columns of --eval; other names are "" */
   double spent_s[6];                 /* in the order of g2zp_spent_names */
@@ -1205,14 +1215,14 @@ static g2z_series g2zp_curve(const g2zp_curves *curves, const char *name, int y)
 }
 
 #define X(name) G2ZP_COLUMN_##name
-/* Puts the charts of a run's page. If the values of a chart never vary, they become facts in the
- * page's head instead. `head` 1: puts only these facts; 0: only charts. */
+/* Puts the charts of a run's page. A chart whose values never vary is not drawn: its values become
+ * facts in the head of the page. `head` 1: puts only these facts; 0: puts only charts. */
 static void g2zp_page_curves(g2z_page *page, const g2zp_curves *curves, int head) {
   enum { AUTO = G2Z_AXIS_AUTO, ZERO = G2Z_AXIS_ZERO };
   static const struct {
     const char *title, *about;
-    int axis, y[4];                  /* y 0: none */
-    const char *names[4];            /* NULL: g2zp_curves.eval_name has them */
+    int axis, y[4];                  /* y: columns; 0: none */
+    const char *names[4];            /* names of the columns; NULL: see g2zp_curves.eval_name */
   } charts[] = {
       {"Loss", "nats per token", AUTO, {X(loss), X(smooth), X(val_loss), X(target_loss)},
        {"training", "smoothed", "validation", "target"}},
@@ -1248,7 +1258,7 @@ static void g2zp_page_curves(g2z_page *page, const g2zp_curves *curves, int head
         if (!isnan(s->y[k]) && s->y[k] != constant[count]) same = 0;
       }
       if (!same) varies = 1;
-      if (!isnan(constant[count])) count++; /* else no value is known */
+      if (!isnan(constant[count])) count++; /* leaves out a column without a known value */
     }
     const g2z_chart chart = {charts[n].title, charts[n].about, "step", NULL, series, count,
                              G2Z_AXIS_AUTO, (g2z_axis)charts[n].axis};
@@ -1273,7 +1283,7 @@ static g2z_status g2zp_curves_read(g2z_services *services, const char *run_dir,
   if (status == G2Z_OK)
     status = g2z_allocate(services, lines, G2ZP_COLUMNS * sizeof(double), &values);
   for (size_t i = 0; i < G2ZP_COLUMNS && values; i++) c->column[i] = values + i * lines;
-  const char *at = text;             /* leaves out an incomplete last line: the run still writes */
+  const char *at = text;             /* an incomplete last line is not read: a run is writing it */
   for (size_t number = 1; number <= lines && status == G2Z_OK; number++) {
     const char *end = (const char *)memchr(at, '\n', bytes - (size_t)(at - text));
     g2zp_line line;
@@ -1282,11 +1292,11 @@ static g2z_status g2zp_curves_read(g2z_services *services, const char *run_dir,
     at = end + 1;
     if (status != G2Z_OK) break;
 
-    /* Adds the line to columns and sums. */
+    /* Add the line to columns and sums. */
     const double ms[] = {m->step_ms - m->data_ms, m->data_ms, line.val_ms, line.save_ms,
                          line.sample_ms, line.eval_ms};
     const int is_step = !isnan(m->step_ms);
-    int part = 2;                    /* only a step's line has the first two */
+    int part = 2;                    /* the first two are only in lines about a step */
     if (is_step) part = 0;
     for (; part < (int)G2Z_COUNT(ms); part++)
       if (isfinite(ms[part])) c->spent_s[part] += ms[part] * 1e-3;
@@ -1306,7 +1316,7 @@ static g2z_status g2zp_curves_read(g2z_services *services, const char *run_dir,
         c->best = c->count[G2ZP_VALIDATIONS];
       c->count[G2ZP_VALIDATIONS]++;
     }
-    if (line.eval == 0) { /* the first file begins an evaluation; its others follow */
+    if (line.eval == 0) { /* an evaluation begins with the first file; other files follow */
       for (int i = 0; i < G2ZP_COLUMNS; i++)
         if (g2zp_group_of[i] == G2ZP_EVALUATIONS) c->column[i][c->count[G2ZP_EVALUATIONS]] = NAN;
       AT(eval_step) = (double)m->step;
@@ -1335,8 +1345,8 @@ static g2z_status g2zp_curves_read(g2z_services *services, const char *run_dir,
     AT(skips) = skips;
     c->count[G2ZP_STEPS]++;
   }
-  /* An exponential mean over about the last fiftieth of the steps. `weight` makes it begin with the
-   * first loss. A skipped step may have no finite loss. */
+  /* An exponential mean: its window is about a fiftieth of all steps. Dividing by `weight` makes it
+   * begin with the first loss. A skipped step may have no finite loss. */
   const size_t steps = c->count[G2ZP_STEPS];
   const double keep = steps < 100 ? NAN : 1 - 50.0 / (double)steps;
   for (size_t i = 0; i < steps && status == G2Z_OK; i++) {
@@ -1352,20 +1362,20 @@ static g2z_status g2zp_curves_read(g2z_services *services, const char *run_dir,
 #undef AT
 }
 
-enum {                               /* uses of a run's facts besides the head of its page; bits */
-  G2ZP_COMPARED = 1,                 /* a column of the table that compares runs */
-  G2ZP_OF_LOSS = 2,                  /* besides the model, a loss depends on it */
-  G2ZP_OF_TEXT = 4                   /* it describes the text, on which bits per byte depend */
+enum {                               /* bits: uses of a run's fact, besides the head of its page */
+  G2ZP_COMPARED = 1,                 /* the fact is a column of the table that compares runs */
+  G2ZP_OF_LOSS = 2,                  /* a loss depends on the fact */
+  G2ZP_OF_TEXT = 4                   /* bits per byte depend on the fact: it describes the text */
 };
 typedef struct g2zp_fact {           /* a fact or a table's column, read from JSON */
-  const char *name, *at, *launcher;  /* launcher: its place in launcher_metadata.json; or NULL */
-  const char *format;                /* for the number times `factor`; see g2zp_number_text */
+  const char *name, *at, *launcher;  /* launcher: place in launcher_metadata.json; NULL: none */
+  const char *format;                /* of the number times `factor`; see g2zp_number_text */
   double factor;
-  int uses;                          /* of a run's facts; else 0 */
+  int uses;                          /* bits above; 0 in a column of a table */
 } g2zp_fact;
 
-/* The head of a run's page: from training_metrics.json once the run has ended, before that from
- * launcher_metadata.json. */
+/* The facts in the head of a run's page. They come from training_metrics.json if the run has
+ * written it, else from launcher_metadata.json. */
 static const g2zp_fact g2zp_run_facts[] = {
     {"tokens/s", "summary.mean_tokens_per_sec_global", NULL, NULL, 1, G2ZP_COMPARED},
     {"wall s", "summary.total_wall_time_sec", NULL, NULL, 1, G2ZP_COMPARED},
@@ -1429,7 +1439,7 @@ static const g2zp_fact g2zp_mixture_columns[] = {
     {"tokens", "tokens", NULL, NULL, 1, 0},
     {"passes", "passes", NULL, "%.3f", 1, 0}};
 
-/* The text or number at fact->at; "": neither. */
+/* The text or the number at fact->at; "": there is neither. */
 static const char *g2zp_object_cell(char cell[G2ZP_CELL], const g2z_object *object,
                                     const g2zp_fact *fact) {
   g2z_object_copy(object, fact->at, cell, G2ZP_CELL);
@@ -1437,7 +1447,8 @@ static const char *g2zp_object_cell(char cell[G2ZP_CELL], const g2z_object *obje
   return g2zp_number_text(cell, fact->format, g2z_object_number(object, fact->at) * fact->factor);
 }
 
-/* A heading, and a table with a row per object of the list at `at`; nothing if there are none. */
+/* Puts a heading and a table with one row per object of the list at `at`. Without objects puts
+ * nothing. */
 static void g2zp_page_list(g2z_page *page, const char *heading, const g2z_object *object,
                            const char *at, const g2zp_fact *columns, int count) {
   const char *headers[G2Z_COUNT(g2zp_epoch_columns)];
@@ -1454,7 +1465,7 @@ static void g2zp_page_list(g2z_page *page, const char *heading, const g2z_object
   }
 }
 
-/* The contents of a run's files, until g2z_report_run frees them. */
+/* The contents of a run's files. g2z_report_run frees them. */
 typedef struct g2zp_run {
   g2zp_curves curves;
   g2z_object metrics, launcher, failure;
@@ -1462,7 +1473,7 @@ typedef struct g2zp_run {
   char *log;                         /* train.log; NULL: none */
 } g2zp_run;
 
-/* Reads a file of the run. *out stays NULL if it does not exist. */
+/* Reads a file of the run. If it does not exist, *out stays NULL. */
 static g2z_status g2zp_run_text(g2z_services *services, const char *run_dir, const char *name,
                                 char **out) {
   const g2z_path path = g2z_path_in(run_dir, "%s", name);
@@ -1484,10 +1495,10 @@ static g2z_status g2zp_run_read(g2z_services *services, const char *run_dir, g2z
   return g2zp_run_text(services, run_dir, "sample.txt", &run->sample);
 }
 
-/* Puts a table of the settings that a resume changed. train.log has a line for each of them, "TIME
- * [warning: ]NAME changed since the checkpoint: OLD -> NEW[; MORE]". The next line "TIME  resumed
- * after step N, from ..." ends the resume. Each line is copied before sscanf reads it: sscanf looks
- * for the end of all the text that it is given, and a log has a line per step. */
+/* Puts a table of the settings that a resume changed. train.log has one line per setting, "TIME
+ * [warning: ]NAME changed since the checkpoint: OLD -> NEW[; MORE]". After these lines comes "TIME
+ * resumed after step N, from ...". Each line is copied before sscanf reads it: sscanf first looks
+ * for the end of its text, and the log has a line per step. */
 static void g2zp_page_resumes(g2z_page *page, const char *log) {
   static const char *const headers[] = {"setting", "resumed after step", "before", "since then"};
   static const char warning[] = "warning: ", resumed[] = "  resumed after step ";
@@ -1526,7 +1537,7 @@ static void g2zp_run_page(g2z_page *page, const g2zp_run *run) {
   const size_t steps = curves->count[G2ZP_STEPS], validations = curves->count[G2ZP_VALIDATIONS];
   char reason[64], text[G2ZP_TEXT];
 
-  /* The head: result, facts from the files, progress, values that were the same in all steps. */
+  /* The head: the result, facts from the files, progress, and values that never vary. */
   g2z_object_copy(&run->metrics, "shutdown.reason", reason, sizeof reason);
   g2z_object_copy(&run->metrics, "shutdown.signal", text, sizeof text);
   if (run->failure.text) {
@@ -1611,22 +1622,22 @@ G2Z_API g2z_status g2z_report_run(g2z_services *services, const char *run_dir) {
 
 #define G2ZP_PROFILE_TOP 5
 
-typedef struct g2zp_ranked {         /* a row of a table */
+typedef struct g2zp_ranked {         /* a row of a table of `nsys stats` */
   double percent;
-  size_t name_at;                    /* where the name begins in the line */
+  size_t name_at;                    /* position of the name in the line */
   char total[48];                    /* "1234567 ns" */
   char line[1536];
 } g2zp_ranked;
 
 typedef struct g2zp_profile {
   g2z_services *services;
-  g2zp_ranked top[2][G2ZP_PROFILE_TOP]; /* NVTX ranges, calls of the operating system */
+  g2zp_ranked top[2][G2ZP_PROFILE_TOP]; /* [0] NVTX ranges, [1] calls of the operating system */
   int count[2];
   g2z_object run[2];                 /* training_metrics.json, launcher_metadata.json */
   struct dirent **entries;           /* files in profiles/ */
   int entry_count;
   const char *run_dir;
-  const char *only;                  /* the one file to read; NULL: all */
+  const char *only;                  /* read only this file; NULL: all files */
   const char *inputs;                /* pattern of the files to read */
 } g2zp_profile;
 
@@ -1642,13 +1653,13 @@ static int g2zp_stats_number(g2z_services *services, char text[40], double *valu
   return g2z_json_close(&json) == G2Z_OK && *value >= 0;
 }
 
-/* Reads a file that `nsys stats` printed; splits `text`. A table has a title, a header with
- * "Total Time (ns)", dashes that show where columns begin, and rows such as
- * " 53.9  2,765,967  14,244 ...  PushPop  :train/forward", whose last column is the name. */
+/* Reads the text of a file that `nsys stats` printed; changes `text`. A table has a title, a header
+ * with "Total Time (ns)", dashes under the columns, and rows such as
+ * " 53.9  2,765,967  14,244 ...  PushPop  :train/forward". The last column is the name. */
 static g2z_status g2zp_stats_read(g2zp_profile *p, const char *path, char *text) {
   static const char *const titles[] = {"NVTX Range Summary (", "OS Runtime Summary ("};
-  int number = 0, kind = -1, tables = 0; /* kind: of the table; -1: it is skipped */
-  size_t name_at = 0;                    /* where the last column begins; 0: not known */
+  int number = 0, kind = -1, tables = 0; /* kind: index of `top`; -1: the table is skipped */
+  size_t name_at = 0;                    /* position of the last column; 0: not known */
   char unit[8] = "", share[40], total[40], word[300];
   const char *why = NULL;
   for (char *line = text, *next; line && !why; line = next) {
@@ -1688,7 +1699,7 @@ static g2z_status g2zp_stats_read(g2zp_profile *p, const char *path, char *text)
         break;
       }
       snprintf(row.total, sizeof row.total, "%s %s", total, unit);
-      while (at > 0 && top[at - 1].percent < row.percent) at--; /* after rows with the same share */
+      while (at > 0 && top[at - 1].percent < row.percent) at--; /* equal shares: in file order */
       if (at == G2ZP_PROFILE_TOP) continue;
       if (*count < G2ZP_PROFILE_TOP) ++*count;
       memmove(&top[at + 1], &top[at], (size_t)(*count - 1 - at) * sizeof row);
@@ -1703,12 +1714,13 @@ static g2z_status g2zp_stats_read(g2zp_profile *p, const char *path, char *text)
                   g2z_shell_word(path, word, sizeof word));
 }
 
-/* Facts about the run: from training_metrics.json, else from launcher_metadata.json. */
+/* Facts about the run: places in training_metrics.json and in launcher_metadata.json. The second is
+ * read if the first file lacks the fact. */
 static const struct {
   const char *name, *metrics, *launcher;
 } g2zp_profile_facts[] = {
     {"slurm_job_id", "scheduler.job_id", "slurm.SLURM_JOB_ID"},
-    {"hosts", NULL, NULL}, /* from the names of the profile's files */
+    {"hosts", NULL, NULL}, /* found in the names of the profile's files */
     {"world_size", "hardware.world_size", "world_size"},
     {"gpu", "hardware.gpu_name", NULL},
     {"cuda", "env.cuda_version", NULL},
@@ -1718,7 +1730,8 @@ static const struct {
     {"tokens_per_sec", "summary.mean_tokens_per_sec_global", NULL},
     {"total_wall_time_sec", "summary.total_wall_time_sec", NULL}};
 
-/* The next file of profiles/ after number *at whose name matches `pattern`; NULL: none. */
+/* The next file of profiles/ after file number *at, with a name that matches `pattern`; NULL:
+ * none. */
 static const char *g2zp_next_file(const g2zp_profile *p, int *at, const char *pattern) {
   while (++*at < p->entry_count) {
     const char *name = p->entries[*at]->d_name;
@@ -1727,12 +1740,13 @@ static const char *g2zp_next_file(const g2zp_profile *p, int *at, const char *pa
   return NULL;
 }
 
-/* Puts the names of these files; with `hosts`, only the host that matches the pattern's star. */
+/* Puts the names of the files that match `pattern`. `hosts` 1: of each name, puts only the part
+ * that matches the star: the host. */
 static void g2zp_put_files(const g2zp_profile *p, g2z_json_out *out, const char *key,
                            const char *pattern, int hosts) {
   char text[300];
   const char *name;
-  size_t first = 0, last = 0;        /* bytes before and after the text to put */
+  size_t first = 0, last = 0;        /* number of bytes before and after the part to put */
   if (hosts) {
     first = strcspn(pattern, "*");
     last = strlen(pattern) - 1 - first;
@@ -1745,7 +1759,7 @@ static void g2zp_put_files(const g2zp_profile *p, g2z_json_out *out, const char 
   g2z_json_end(out, ']');
 }
 
-/* Reads the files of profiles/, and the run's own. The caller frees everything. */
+/* Reads the files of profiles/ and the two JSON files of the run. The caller frees everything. */
 static g2z_status g2zp_profile_read(g2zp_profile *p) {
   const g2z_path directory = g2z_path_in(p->run_dir, "profiles");
   const char *name;
@@ -1754,7 +1768,7 @@ static g2z_status g2zp_profile_read(g2zp_profile *p) {
   int at = -1, read = 0;
   G2Z_TRY(g2zp_check_directory(p->services, p->run_dir));
   p->entry_count = scandir(directory.text, &p->entries, NULL, alphasort);
-  if (p->entry_count < 0) p->entry_count = 0; /* a missing directory has no files */
+  if (p->entry_count < 0) p->entry_count = 0; /* the directory does not exist */
   p->inputs = "nsys_stats_*.txt";
   if (!g2zp_next_file(p, &at, p->inputs)) p->inputs = "timers_*.txt";
   for (at = -1; (name = g2zp_next_file(p, &at, p->inputs)) != NULL; read++) {
@@ -1774,7 +1788,7 @@ static g2z_status g2zp_profile_read(g2zp_profile *p) {
                          &p->run[1]);
 }
 
-/* profile_summary.json */
+/* Writes profile_summary.json. */
 static void g2zp_put_profile(void *user, g2z_json_out *out) {
   static const char *const kinds[] = {"nvtx", "osrt"}, nsys[] = "nsys_*.nsys-rep";
   const g2zp_profile *p = (const g2zp_profile *)user;
@@ -1819,7 +1833,8 @@ static void g2zp_put_profile(void *user, g2z_json_out *out) {
   }
 }
 
-/* only: the one file to read; NULL: all nsys_stats_*.txt, or if there are none, timers_*.txt. */
+/* Writes profile_summary.json. `only`: the file to read; NULL: all nsys_stats_*.txt, or if there
+ * are none, all timers_*.txt. */
 static g2z_status g2zp_profile_summarize(g2z_services *services, const char *run_dir,
                                          const char *only) {
   const g2z_path path = g2z_path_in(run_dir, "profiles/profile_summary.json");
@@ -1885,7 +1900,7 @@ static int g2zp_double_order(const void *a, const void *b) {
   return (left > right) - (left < right);
 }
 
-/* 0: there are no values, or one of them is NaN and has no place in an order. */
+/* Sorts the values. 0: there are none, or one is NaN and so cannot be sorted. */
 static int g2zp_sort(double *values, size_t count) {
   if (count == 0) return 0; /* qsort must not get NULL */
   for (size_t i = 0; i < count; i++)
@@ -1926,7 +1941,8 @@ G2Z_API void g2z_results_free(g2z_results *results) {
   g2z_release(results->services, results);
 }
 
-/* Sorts names of runs by length first, so that run_x_9 precedes run_x_10; others as strcmp does. */
+/* Orders names of runs by length first, so that run_x_9 precedes run_x_10. Other names are in the
+ * order of strcmp. */
 static int g2zp_results_order(const struct dirent **a, const struct dirent **b) {
   const char *left = (*a)->d_name, *right = (*b)->d_name;
   size_t i = strlen(left), k = strlen(right);
@@ -1935,7 +1951,7 @@ static int g2zp_results_order(const struct dirent **a, const struct dirent **b) 
   return strcmp(left, right);
 }
 
-/* Adds what the file or directory `name` holds. */
+/* Adds the runs and experiments in the file or directory `name`. Descends `levels` levels. */
 static g2z_status g2zp_results_entry(g2z_results *results, const char *directory,
                                      const char *name, int levels) {
   const g2z_path path = g2z_path_in(directory, "%s", name);
@@ -1989,8 +2005,9 @@ G2Z_API g2z_status g2z_results_add(g2z_results *results, const char *directory) 
                   "name a directory that bench or train --run-dir wrote", directory);
 }
 
-/* A table of the facts with one of these uses that differ, a row per run. The facts that all runs
- * share stand above it. */
+/* Puts the facts that have one of these `uses`. Facts that are equal in all runs come first; the
+ * others are the columns of a table with one row per run. A single run has all its facts in the
+ * table. */
 static void g2zp_page_runs(g2z_page *page, const g2z_object *runs, size_t count, int uses) {
   const char *headers[1 + G2Z_COUNT(g2zp_run_facts)] = {"run"};
   const g2zp_fact *shown[G2Z_COUNT(g2zp_run_facts)];
@@ -2015,7 +2032,8 @@ static void g2zp_page_runs(g2z_page *page, const g2z_object *runs, size_t count,
   }
 }
 
-/* Puts the flags of each run, except those that all runs with a command line have in common. */
+/* Puts the flags of each run, except --run-dir and the flags that all runs with a known command
+ * line share. */
 static g2z_status g2zp_page_flags(g2z_page *page, const g2z_object *runs, size_t count) {
   char (*command)[G2ZP_TEXT], flag[G2ZP_TEXT], flags[2048];
   int headed = 0;
@@ -2028,12 +2046,12 @@ static g2z_status g2zp_page_flags(g2z_page *page, const g2z_object *runs, size_t
   for (size_t r = 0; r < count; r++) {
     flags[0] = 0;
     for (const char *at = strstr(command[r], " --"), *next; at; at = next) {
-      size_t have = 0;               /* runs with this flag and value */
+      size_t have = 0;               /* number of runs with this flag and value */
       next = strstr(at + 1, " --");
       snprintf(flag, sizeof flag, "%.*s", next ? (int)(next - at) : G2ZP_TEXT, at);
       for (size_t k = 0; k < count; k++) {
         const char *same = strstr(command[k], flag);
-        have += same && strchr(" ", same[strlen(flag)]); /* at the end, too */
+        have += same && strchr(" ", same[strlen(flag)]); /* also matches '\0' */
       }
       if (have < commands && strncmp(flag, " --run-dir", 10) != 0)
         strncat(flags, flag, sizeof flags - 1 - strlen(flags));
@@ -2051,17 +2069,19 @@ static double g2zp_best(const g2z_object *run, const g2zp_curves *c) {
   return c->column[G2ZP_COLUMN_val_loss][c->best];
 }
 
-/* A figure of the validation that reached the level to compare by; NaN: none did. */
+/* A figure of the validation c->reached; NaN: no validation reached the level. */
 static double g2zp_reached(const g2zp_curves *c, int column) {
   if (c->reached >= c->count[G2ZP_VALIDATIONS]) return NAN;
   return c->column[column][c->reached];
 }
 
-/* Losses are one measure only over the same tokens in sequences of the same length. Bits per byte
- * of the same text are one measure in every vocabulary. Between other runs there is none. */
+/* By what runs are compared. Losses are comparable only over the same tokens, in sequences of the
+ * same length. Bits per byte are comparable over the same text, with any vocabulary. Other runs
+ * have no common measure. */
 typedef enum g2zp_measure { G2ZP_LOSS, G2ZP_BITS, G2ZP_NO_MEASURE } g2zp_measure;
 
-/* 0: two runs that validated differ in this fact. *known 1: all runs that validated have it. */
+/* 0: two runs that have validated differ in this fact. *known 1: each run that has validated has
+ * the fact. */
 static int g2zp_same(const g2z_object *runs, const g2zp_curves *curves, size_t count,
                      const g2zp_fact *fact, int *known) {
   char first[G2ZP_CELL] = "", text[G2ZP_CELL];
@@ -2076,8 +2096,8 @@ static int g2zp_same(const g2z_object *runs, const g2zp_curves *curves, size_t c
   return 1;
 }
 
-/* Finds the common measure of the runs, and fills val_measure. Puts a text that states why losses
- * are not compared, and a table of what differs. */
+/* Finds the common measure of the runs, and fills val_measure. If losses are not comparable, puts a
+ * text that states why, and a table of the facts that matter. */
 static g2zp_measure g2zp_page_measure(g2z_page *page, const g2z_object *runs, g2zp_curves *curves,
                                       size_t count, size_t validated) {
   static const g2zp_fact set = {"", "validation.set", NULL, NULL, 1, 0};
@@ -2123,9 +2143,9 @@ static g2zp_measure g2zp_page_measure(g2z_page *page, const g2z_object *runs, g2
 }
 
 /* Puts a table of validation losses, and of the steps, tokens and seconds until each run reached
- * the same level of the common measure. The level is --target-loss if losses are the measure and
- * runs do not differ in their targets. Else it is the highest of the runs' best values, which every
- * run reached. Returns this level; NaN: nothing to compare. */
+ * one level of the common measure. The level is --target-loss if losses are the measure and all
+ * targets are equal. Else it is the highest of the runs' best values: every run reached it. Returns
+ * the level; NaN: nothing to compare. */
 static double g2zp_page_validations(g2z_page *page, const g2z_object *runs, g2zp_curves *curves,
                                     size_t count, g2zp_measure *measure) {
   static const char *const bits_at = "summary.best_val_bits_per_byte";
@@ -2140,9 +2160,9 @@ static double g2zp_page_validations(g2z_page *page, const g2z_object *runs, g2zp
   double level = NAN, target = NAN, most[3] = {NAN, NAN, NAN};
   const char *slowest = NULL;        /* the run that needed most steps; `most` has its figures */
   size_t validated = 0;
-  int by_target = 1;                 /* 0: there is none, or two differ */
-  int columns = 4;                   /* of the table; `bits` and `slowest` add some */
-  int bits = 0;                      /* 1: a run knows its bits per byte */
+  int by_target = 1;                 /* 0: no run has a target, or two targets differ */
+  int columns = 4;                   /* columns of the table; `bits` and `slowest` add more */
+  int bits = 0;                      /* 1: at least one run has bits per byte */
   char cell[G2ZP_CELL];
   for (size_t r = 0; r < count; r++) {
     const double own = g2z_object_number(&runs[r], "summary.target_loss");
@@ -2155,7 +2175,7 @@ static double g2zp_page_validations(g2z_page *page, const g2z_object *runs, g2zp
   g2z_page_heading(page, "Validation");
   *measure = g2zp_page_measure(page, runs, curves, count, validated);
   if (isnan(target) || *measure != G2ZP_LOSS) by_target = 0;
-  for (size_t r = 0; r < count && validated > 1; r++) /* fmax skips a NaN */
+  for (size_t r = 0; r < count && validated > 1; r++) /* fmax ignores NaN */
     level = fmax(level, g2zp_best(&runs[r], &curves[r]) * curves[r].per_nat);
   if (by_target) level = target;
   if (*measure == G2ZP_NO_MEASURE) level = NAN;
@@ -2176,10 +2196,10 @@ static double g2zp_page_validations(g2z_page *page, const g2z_object *runs, g2zp
       what = "bits per byte";
       why = "the highest of the best";
     }
-    g2z_page_text(page, "The table counts steps, tokens and seconds of training (except of runs "
-                        "that began from another run's checkpoint) until the first validation with "
-                        "%s of at most %s, %s. Relative figures compare with %s: no run needed "
-                        "more steps.", what, cell, why, slowest);
+    g2z_page_text(page, "The table counts steps, tokens and seconds of training, except for runs "
+                        "that began from another run's checkpoint. Counting ends at the first "
+                        "validation with %s of at most %s, %s. Relative figures compare with %s: "
+                        "no run needed more steps.", what, cell, why, slowest);
     columns += 2 * (int)G2Z_COUNT(spent);
   } else if (by_target) {
     g2z_page_text(page, "No run reached the target loss, %s.", cell);
@@ -2209,8 +2229,8 @@ static double g2zp_page_validations(g2z_page *page, const g2z_object *runs, g2zp
   return level;
 }
 
-/* Puts charts with a curve for each of the first runs. Unless `level` is NaN, a dashed line marks
- * this loss. */
+/* Puts charts with one curve per run, for as many runs as a chart can show. Unless `level` is NaN,
+ * a dashed line marks it. */
 static void g2zp_page_compared(g2z_page *page, const g2z_object *runs, const g2zp_curves *curves,
                                size_t count, double level, g2zp_measure measure) {
 #define X(name) G2ZP_COLUMN_##name
@@ -2292,7 +2312,7 @@ G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path
     status = results->show(results->services, results->reports[i].text, page);
   for (size_t r = 0; r < count && status == G2Z_OK; r++) {
     status = g2zp_curves_read(results->services, results->runs[r].path, &curves[r]);
-    if (status == G2Z_IO) status = G2Z_OK; /* no metrics.jsonl: the run still has its row */
+    if (status == G2Z_IO) status = G2Z_OK; /* no metrics.jsonl: a row in the table, no curves */
   }
   if (count && status == G2Z_OK) {
     g2z_page_heading(page, "Runs");
