@@ -2,7 +2,8 @@
  * configurations, each in separate processes, and reports it as a file, a table and a page. The
  * program is bench.cu. MIT licence.
  *
- * It prints nothing: progress goes to services->log. Names with g2zx_ or G2ZX_ are private.
+ * g2z_experiment.h prints nothing: progress goes to services->log. Names that begin with g2zx_ or
+ * G2ZX_ are private.
  *
  * CONTENTS: figures and summaries; the work of bench; experiments
  *
@@ -27,10 +28,10 @@ extern "C" {
 
 /* ===== figures and summaries =============================================
  * A point is one configuration, or one message size of one collective, with its figures. A summary
- * of points is written as NAME_report.json, as a Markdown table, and on a page. */
+ * is a list of points. It is written as NAME_report.json, as a Markdown table, and on a page. */
 
-/* Figures of a point. An unknown figure is NaN, and null in files. A file leaves out figures that
- * are unknown for all points. */
+/* Figures of a point. An unknown figure is NaN here and null in files. A file leaves out a figure
+ * that is unknown for all points. */
 #define G2Z_FIGURE_LIST(X)                                                                        \
   /* name               digits heading        meaning */                                          \
   X(world_size,           0, "ranks",        "")                                                  \
@@ -53,7 +54,7 @@ extern "C" {
   X(step_sd_ms,           2, "sd ms",        "")                                                  \
   X(train_time_sec,       2, "training s",   "sum over the measured steps")                       \
   X(total_wall_time_sec,  2, "wall s",       "from the start of the processes to their end")      \
-  X(exposed_comm_ms,      3, "exposed ms",   "wait that all ranks have in a step; median")        \
+  X(exposed_comm_ms,      3, "exposed ms",   "shortest wait of a rank in a step; median")         \
   X(waited_ms,            3, "waiting ms",   "longest wait of a rank in a step; median")          \
   X(exposed_comm_sec,     3, "exposed s",    "sum over the measured steps")                       \
   X(exposed_comm_share,   3, "share",        "of train_time_sec")                                 \
@@ -83,7 +84,7 @@ G2Z_API double *g2z_figure(g2z_figures *figures, int number);
 
 typedef enum g2z_outcome {
   G2Z_OUTCOME_OK,
-  G2Z_OUTCOME_SKIPPED,          /* not possible here, or bench was stopped */
+  G2Z_OUTCOME_SKIPPED,          /* this machine cannot run it, or bench was stopped before */
   G2Z_OUTCOME_FAILED,
   G2Z_OUTCOME_COUNT
 } g2z_outcome;
@@ -91,13 +92,14 @@ typedef enum g2z_outcome {
 #define G2Z_REPEATS 32
 typedef struct g2z_point {
   char name[96];
-  char series[64];              /* its line in a chart: the name without its x value; or "" */
-  char reason[400];             /* why it was skipped or failed */
+  char series[64];              /* the line of a chart that has the point: `name` without the x
+                                 * value; "": the only line */
+  char reason[400];             /* why the point was skipped or failed */
   g2z_outcome outcome;
-  int repeats, runs[G2Z_REPEATS]; /* run directories: N in run_EXPERIMENT_N */
+  int repeats, runs[G2Z_REPEATS]; /* numbers N of its run directories run_EXPERIMENT_N */
   g2z_figures figures;          /* medians over the repeats */
 } g2z_point;
-/* A point without a name and with all figures unknown. */
+/* A point without a name; all its figures are unknown. */
 G2Z_API g2z_point g2z_point_default(void);
 
 typedef struct g2z_summary {
@@ -107,8 +109,8 @@ typedef struct g2z_summary {
   size_t count, capacity;
 } g2z_summary;
 
-/* experiment: "scaling", "buckets", "matrix", "strategies", "comm"; or "point", what the ranks of
- * one point measured. */
+/* experiment: "scaling", "buckets", "matrix", "strategies" or "comm"; or "point", for the figures
+ * that the ranks of one point measured. */
 G2Z_API g2z_status g2z_summary_create(g2z_services *services, const char *experiment,
                                       g2z_summary **out);
 G2Z_API void g2z_summary_free(g2z_summary *summary); /* NULL is fine */
@@ -121,14 +123,15 @@ G2Z_API g2z_status g2z_summary_read(g2z_services *services, const char *path, g2
  * then the points that were skipped or failed. */
 G2Z_API void g2z_summary_print(const g2z_summary *summary,
                                void (*line)(void *user, const char *text), void *user);
-/* Puts the same on a page, with charts of throughput, speed-up, times, communication and memory. */
+/* Puts the same on a page, and adds charts of throughput, speed-up, times, communication and
+ * memory. */
 G2Z_API void g2z_summary_page(const g2z_summary *summary, g2z_page *page);
 
 /* ===== the work of bench =================================================
  * The sub-commands of bench, their flags, and the stopwatch for steps. */
 
-/* Without a sub-command bench runs the first. The ranks of an experiment run the sub-commands that
- * have no description. */
+/* Without a sub-command, bench runs the first one. The two without a description are not for users:
+ * the ranks of an experiment run them. */
 #define G2Z_BENCH_LIST(X)                                                          \
   /* name       what it does */                                                    \
   X(step,       "times training steps, then each op of a step")                    \
@@ -150,8 +153,8 @@ typedef enum g2z_bench_command {
   G2Z_BENCH_COUNT
 } g2z_bench_command;
 
-typedef struct g2z_bench_work { /* an experiment's settings; its row has the defaults */
-  const char *ranks, *stages, *dtypes, *sizes; /* the axes, as lists */
+typedef struct g2z_bench_work { /* an experiment's settings; g2zx_rows has the defaults */
+  const char *ranks, *stages, *dtypes, *sizes; /* the axes: lists such as "1,2,4" */
   int batch, accum, global_batch, seq, steps, warmup, repeats, val_steps, graph;
 } g2z_bench_work;
 
@@ -159,13 +162,13 @@ typedef struct g2z_bench {      /* the command line of bench */
   g2z_train_config train;
   int command, argc;
   char **argv;                  /* report and profile: directories in argv[1..argc-1] */
-  const char *command_line, *commit; /* for the report; NULL: unknown */
+  const char *command_line, *commit; /* shown in the report; NULL: unknown */
   const char *model, *peer, *out, *run_dir;
-  g2z_bench_work work;          /* batch, accum and graph are in `train` instead */
-  g2z_model_config shape;       /* values that override the model's; 0: see --help */
-  int device, dtype, without_ops; /* -1: not given */
+  g2z_bench_work work;          /* use batch, accum and graph of `train` instead */
+  g2z_model_config shape;       /* replaces values of `model`; 0: see --help */
+  int device, dtype, without_ops; /* device and dtype: -1 if not given */
   int help;                     /* 1: only print g2z_bench_help */
-  g2z_device_kind help_for;     /* the device that the defaults are for */
+  g2z_device_kind help_for;     /* g2z_bench_help shows the defaults for this device */
   int64_t tokens;
 } g2z_bench;
 
@@ -175,30 +178,31 @@ G2Z_API g2z_status g2z_bench_read(g2z_services *services, int argc, char **argv,
 G2Z_API void g2z_bench_help(const g2z_bench *o, void (*line)(void *user, const char *text),
                             void *user);
 
-/* Random tokens; token t has a probability proportional to 1 / (t + 1) (Zipf's law). Like real text
- * they repeat a few tokens often, which slows the embedding's backward. Freed with g2z_release. */
+/* Random tokens: the probability of token t is proportional to 1 / (t + 1) (Zipf's law). As in real
+ * text, a few tokens are frequent, which slows the embedding's backward. Free *out with
+ * g2z_release. */
 G2Z_API g2z_status g2z_zipf_tokens(g2z_services *services, uint64_t seed, int vocab, size_t count,
                                    int32_t **out);
 
 typedef struct g2z_stopwatch {  /* times of the measured steps */
   double *step_s;
-  double *exposed_s, *waited_s; /* communication: minimum and maximum over ranks */
+  double *exposed_s, *waited_s; /* wait for communication: minimum and maximum over the ranks */
   int count;
-  double collectives;           /* calls in the second step; NaN: there was none */
-  double began, ended, cpu_s;   /* of this rank; cpu_s is summed over ranks later */
+  double collectives;           /* number of collectives in step 2; NaN: there was no step 2 */
+  double began, ended, cpu_s;   /* of this rank; g2z_stopwatch_ranks sums cpu_s over the ranks */
 } g2z_stopwatch;
 /* Allocates room for `steps`; free out->step_s with g2z_release. */
 G2Z_API g2z_status g2z_stopwatch_open(g2z_services *services, int steps, g2z_stopwatch *out);
-/* For each step i, exposed_s[i] becomes the minimum over ranks and waited_s[i] the maximum; cpu_s
- * becomes the sum. The minimum is the time of communication itself: a rank that waits longer waits
- * for a slower rank. */
+/* For each step i, exposed_s[i] becomes its minimum over the ranks and waited_s[i] its maximum;
+ * cpu_s becomes the sum. The minimum is the time of the communication itself: a rank with a longer
+ * wait also waits for a slower rank. */
 G2Z_API g2z_status g2z_stopwatch_ranks(g2z_context *context, g2z_stopwatch *watch);
 
 /* ===== experiments =======================================================
- * An experiment is a table row: its axes and their defaults, what the ranks measure, and the
- * columns of the report. One runner starts the ranks of each point, in rounds. */
+ * An experiment is a row of a table: the defaults of its axes, the sub-command that its ranks run,
+ * and the columns of its report. One runner starts the ranks of each point, in rounds. */
 
-/* Every sub-command except step, ops and profile. */
+/* Runs any sub-command except step, ops and profile. */
 G2Z_API g2z_status g2z_bench_run(g2z_services *services, const g2z_bench *o,
                                  const g2z_context_config *config);
 
@@ -234,15 +238,15 @@ extern "C" {
 typedef struct g2zx_row {
   int command;                  /* the sub-command, which names the experiment */
   const char *title;
-  int measures;                 /* the ranks' sub-command: point (training) or exchange */
-  g2z_bench_work work[2];       /* defaults: on a CPU, just enough to run every part; on CUDA */
-  int columns[1 + G2ZX_COLUMNS]; /* figures in its report; ends with -1 */
+  int measures;                 /* the sub-command of its ranks: point (training) or exchange */
+  g2z_bench_work work[2];       /* defaults: [0] CPU, just enough to run every part; [1] CUDA */
+  int columns[1 + G2ZX_COLUMNS]; /* figures in its report; -1 ends the list */
 } g2zx_row;
 
 #define X G2Z_FIGURE
 static const g2zx_row g2zx_rows[] = {
-    /* axes: ranks, stages, types, sizes of buckets or messages; then batch, accum, global batch,
-     * seq, steps, warm-up, repeats, validation, graph */
+    /* The axes: ranks, stages, types, sizes of buckets or messages. Then batch, accum, global
+     * batch, seq, steps, warm-up, repeats, validation batches, graph. */
     {G2Z_BENCH_scaling, "Scaling: the same work on more ranks", G2Z_BENCH_point,
      {{"1,2", "1", "fp32", "0", 4, 1, 8, 64, 6, 2, 2, 0, 2},
       {"1,2,4,8", "1", "fp16", "0", 4, 1, 16, 512, 300, 20, 3, 0, 2}},
@@ -276,15 +280,15 @@ static const g2zx_row g2zx_rows[] = {
 /* The charts of a page, in order. */
 enum { G2ZX_NONE = -1, G2ZX_SPREAD = -2, G2ZX_SAME = -3 };
 #define G2ZX_IN(name) (1u << G2Z_BENCH_##name)
-#define G2ZX_READERS (G2ZX_IN(report) | G2ZX_IN(profile)) /* their arguments are directories */
+#define G2ZX_READERS (G2ZX_IN(report) | G2ZX_IN(profile)) /* take directories as arguments */
 #define G2ZX_TRAINED (G2ZX_IN(scaling) | G2ZX_IN(buckets) | G2ZX_IN(matrix) | G2ZX_IN(strategies))
 typedef struct g2zx_chart {
   unsigned in;                  /* the experiments that have this chart */
   const char *title, *about;
   int y;
-  int more;                     /* bars: a second figure; lines: an ideal, SAME: y = x */
-  int low, high;                /* bars: whiskers from low to high; SPREAD: y +- low */
-  int x;                        /* lines: the figure on the x axis; NONE: a bar per point */
+  int more;                     /* bars: a second figure. Lines: an ideal; SAME: y = x */
+  int low, high;                /* bars: whiskers from low to high. high SPREAD: y +- low */
+  int x;                        /* lines: the figure on the x axis. NONE: the chart has bars */
   const char *x_name;
   g2z_axis axis;                /* kind of the x axis */
 } g2zx_chart;
@@ -320,7 +324,7 @@ static const struct { const char *name, *about; } g2zx_commands[] = {
 #undef X
 };
 
-/* The number of a sub-command; G2Z_BENCH_COUNT: none has this name. */
+/* The number of the sub-command `name`; G2Z_BENCH_COUNT: there is none. */
 static int g2zx_command_named(const char *name) {
   int command = 0;
   while (command < G2Z_BENCH_COUNT && strcmp(name, g2zx_commands[command].name) != 0) command++;
@@ -358,7 +362,7 @@ static const char *const g2zx_outcomes[] = {"ok", "skipped", "failed"};
 
 G2Z_API double *g2z_figure(g2z_figures *figures, int number) {
   G2Z_ASSERT(number >= 0 && number < G2Z_FIGURE_COUNT);
-  return (double *)(void *)figures + number; /* the struct holds only doubles */
+  return (double *)(void *)figures + number; /* all members of the struct are doubles */
 }
 
 static double g2zx_figure_of(const g2z_point *point, int number) {
@@ -530,7 +534,7 @@ static int g2zx_columns(const g2z_summary *summary, int columns[G2ZX_COLUMNS]) {
   return count;
 }
 
-/* Writes a figure to `text` and returns it; "" if the figure is not known. */
+/* Writes a figure to `text` and returns `text`, which is "" if the figure is not known. */
 static const char *g2zx_cell(const g2z_point *point, int number, char text[64]) {
   const double value = g2zx_figure_of(point, number);
   text[0] = 0;
@@ -572,9 +576,9 @@ G2Z_API void g2z_summary_print(const g2z_summary *summary,
   }
 }
 
-#define G2ZX_BARS 64                 /* a page has no room for more */
+#define G2ZX_BARS 64                 /* most points in a chart: a page has no room for more */
 
-/* One group of bars per point: the figure with its whiskers, and a second figure. */
+/* Puts one group of bars per point: the figure with its whiskers, and a second figure. */
 static void g2zx_put_bars(g2z_page *page, const g2z_summary *summary, const g2zx_chart *c,
                           const g2z_point *const *points, size_t count) {
   const char *labels[G2ZX_BARS];
@@ -614,8 +618,8 @@ static void g2zx_put_bars(g2z_page *page, const g2z_summary *summary, const g2zx
   g2z_page_chart(page, &chart);
 }
 
-/* One line per series of points, over the figure x, and one for the ideal: y = x, or a figure of
- * the first series. */
+/* Puts one line per series of points, over the figure c->x. A further line is the ideal: y = x, or
+ * a figure of the first series. */
 static void g2zx_put_lines(g2z_page *page, const g2zx_chart *c, const g2z_point *const *points,
                            size_t count) {
   const int last = G2Z_CHART_SERIES - (c->more != G2ZX_NONE);
@@ -641,7 +645,7 @@ static void g2zx_put_lines(g2z_page *page, const g2zx_chart *c, const g2z_point 
     ideal[place] = at;
     if (c->more >= 0) ideal[place] = g2zx_figure_of(points[i], c->more);
   }
-  if (!used || series[0].count < 2) return; /* a single x value makes no line */
+  if (!used || series[0].count < 2) return; /* one point is no line */
   if (c->more != G2ZX_NONE) {
     const g2z_series added = {c->more == G2ZX_SAME ? "ideal" : "limit", x[0], ideal, NULL, NULL,
                               series[0].count, G2Z_MARK_DASHED};
@@ -686,14 +690,14 @@ G2Z_API void g2z_summary_page(const g2z_summary *summary, g2z_page *page) {
 
 /* ===== the work of bench =================================================
  * In:  a command line. Out: a config, and a stopwatch for steps.
- * Law: the table lists each flag once per meaning, with the sub-commands that take it. */
+ * Law: one table lists the flags of all sub-commands. A flag with two meanings has two rows. */
 
 #define G2ZX_STEPS_MAX 100000000
 #define G2ZX_SIZE_LEAST 0.001 /* MiB */
 #define G2ZX_FLAGS 48         /* more than any sub-command has */
 
-/* The flags of o->command, with destinations in o. Each row begins with the sub-commands that take
- * the flag. A name with two rows takes a value in some sub-commands and a list in others. */
+/* The flags of o->command; their values go into *o. Each row begins with the sub-commands that take
+ * the flag. A flag with two rows takes a single value in some sub-commands and a list in others. */
 static int g2zx_flags_of(g2z_bench *o, g2z_flag flags[G2ZX_FLAGS]) {
   const unsigned any = (1u << G2Z_BENCH_COUNT) - 1, lists = G2ZX_TRAINED;
   const unsigned comm = G2ZX_IN(comm) | G2ZX_IN(exchange), sweeps = lists | G2ZX_IN(comm);
@@ -724,7 +728,7 @@ static int g2zx_flags_of(g2z_bench *o, g2z_flag flags[G2ZX_FLAGS]) {
       SHAPE("layers", layers, "number of layers; overrides --model"),
       SHAPE("channels", channels, "width of the residual stream"),
       SHAPE("heads", heads, "number of heads; must divide channels [channels / 64]"),
-      SHAPE("context", context, "positions, which limit --seq"),
+      SHAPE("context", context, "longest sequence, in tokens; limits --seq"),
       SHAPE("vocab-size", vocab, "size of the vocabulary"),
       COUNT(lists, "global-batch", global_batch, 1, 2147483647, "sequences per step for every "
             "number of ranks; --batch is then a limit, and --accum is computed"),
@@ -732,15 +736,16 @@ static int g2zx_flags_of(g2z_bench *o, g2z_flag flags[G2ZX_FLAGS]) {
       SETTING(one, "seq", seq, o->work.seq, "tokens per sequence [context]"),
       SETTING(lists, "seq", seq, o->work.seq, "tokens per sequence"),
       TRAIN(train, "accum", accum, "micro-steps per step"),
-      TRAIN(train, "dropout", dropout, "probability, on embedding, attention, projections"),
+      TRAIN(train, "dropout", dropout,
+            "dropout probability of embedding, attention, projections"),
       TEXT(steps, "train", train.train_glob, "GLOB", "token shards [random tokens by Zipf's law]"),
       COUNT(steps, "steps", steps, 1, G2ZX_STEPS_MAX, "steps to time"),
       FLAG(lists, "tokens", INT64, o->tokens, 1, 1e15, "N",
-           "instead of --steps: tokens to train on, over all ranks"),
-      COUNT(point, "warmup", warmup, 0, 1000000, "steps before the timed ones"),
+           "tokens to train on, over all ranks; replaces --steps"),
+      COUNT(point, "warmup", warmup, 0, 1000000, "untimed steps at the start"),
       COUNT(point, "val-steps", val_steps, 1, 1000000, "batches of the validation at the end"),
       COUNT(sweeps, "repeats", repeats, 1, G2Z_REPEATS,
-            "runs of each point; a round runs every point once"),
+            "number of runs per point; a round runs every point once"),
       FLAG(train | comm, "device", CHOICE, o->device, 0, 0, G2Z_DEVICE_LIST(G2Z_LIST_WORD),
            "[cuda if there is one]"),
       SETTING(one | comm, "dtype", dtype, o->dtype, "[fp16 on cuda, fp32 on cpu]"),
@@ -755,7 +760,7 @@ static int g2zx_flags_of(g2z_bench *o, g2z_flag flags[G2ZX_FLAGS]) {
       TRAIN(train, "recompute", recompute,
             "block: run forward again in backward, which saves memory"),
       TRAIN(train, "grad-dtype", grad_fp32, "type of gradients"),
-      TRAIN(train, "transport", transport, "carries gradients and parameters between GPUs"),
+      TRAIN(train, "transport", transport, "how data moves between GPUs"),
       TRAIN(one, "bucket-mb", bucket_mb, "bucket size in MiB; 0: the default"),
       TEXT(G2ZX_IN(step), "peer", peer, "COMMAND",
            "also run COMMAND on the same work, such as 'python3 peers/torch_gpt2.py'"),
@@ -818,8 +823,8 @@ G2Z_API void g2z_bench_help(const g2z_bench *o, void (*line)(void *user, const c
 }
 
 /* argv[1] may name a sub-command. Flags are read twice, since the defaults depend on --device. In
- * the first pass --steps defaults to 0, which shows whether it was given. report and profile read
- * flags once, because reading moves their directories to the front of argv. */
+ * the first pass --steps defaults to 0: it is not 0 only if it was given. For report and profile,
+ * flags are read once, because reading moves the directories to the front of argv. */
 G2Z_API g2z_status g2z_bench_read(g2z_services *services, int argc, char **argv,
                                   g2z_context_config *context, g2z_bench *o) {
   int command = G2Z_BENCH_step, first = 1, rest = 0, *directories = NULL;
@@ -832,7 +837,7 @@ G2Z_API g2z_status g2z_bench_read(g2z_services *services, int argc, char **argv,
                  g2z_shell_word(argv[0], word, sizeof word));
     first = 2;
   }
-  for (int i = 2; first == 1 && i < argc; i++) { /* a flag takes at most one value */
+  for (int i = 2; first == 1 && i < argc; i++) { /* look for a sub-command after the flags */
     char *late = argv[i], *line;
     if (g2zx_command_named(late) == G2Z_BENCH_COUNT) continue;
     if (argv[i - 1][0] == '-' && !strchr(argv[i - 1], '=')) continue;
@@ -863,7 +868,7 @@ G2Z_API g2z_status g2z_bench_read(g2z_services *services, int argc, char **argv,
   g2z_model_config *model = &o->train.model;
   const char *named = o->model ? o->model : "gpt2";
   G2Z_TRY(g2z_place_find(services, &context->ranks.place));
-  context->ranks.place.unstarted = 0; /* one process can be timed */
+  context->ranks.place.unstarted = 0; /* srun is not needed: bench may time one process */
   if (o->device >= 0) context->device = (g2z_device_kind)o->device;
   else if (context->device == G2Z_DEVICE_CPU && g2z_device_find_gpu(services) == G2Z_DEVICE)
     g2z_log(services, G2Z_LOG_WARNING, "running on the CPU: %s", services->error);
@@ -916,7 +921,7 @@ G2Z_API g2z_status g2z_stopwatch_open(g2z_services *services, int steps, g2z_sto
   w->collectives = NAN;
   G2Z_TRY(G2Z_NEW(services, 3 * (size_t)steps + 1, &w->step_s));
   w->waited_s = w->step_s + steps;
-  w->exposed_s = w->waited_s + steps; /* [steps + 1]: the last is for cpu_s */
+  w->exposed_s = w->waited_s + steps; /* [steps + 1]: g2z_stopwatch_ranks sends cpu_s at its end */
   return G2Z_OK;
 }
 
@@ -946,7 +951,7 @@ G2Z_API g2z_status g2z_stopwatch_ranks(g2z_context *context, g2z_stopwatch *w) {
  * In:  the lists of the axes. Out: run directories, NAME_report.json.
  * Law: each point runs in separate processes; if one fails, the others still run. */
 
-#define G2ZX_POINT_FILE "bench_point.json" /* written by rank 0 in the run directory */
+#define G2ZX_POINT_FILE "bench_point.json" /* rank 0 writes it into the run directory */
 
 static g2z_status g2zx_new_summary(g2z_services *services, const g2z_bench *o,
                                    const char *experiment, g2z_summary **out) {
@@ -956,7 +961,7 @@ static g2z_status g2zx_new_summary(g2z_services *services, const g2z_bench *o,
   return G2Z_OK;
 }
 
-/* "CPU, 2 cores", or "2 x NVIDIA H200, CUDA 13.0, NCCL 2.28.9". */
+/* Describes the machine: "CPU, 2 cores", or "2 x NVIDIA H200, CUDA 13.0, NCCL 2.28.9". */
 static void g2zx_describe(const g2z_device *device, char out[256]) {
   const g2z_device_info *info = &device->info;
   if (device->kind == G2Z_DEVICE_CUDA)
@@ -971,8 +976,8 @@ static g2z_status g2zx_write_point(g2z_context *context, const g2z_bench *o, g2z
   return g2z_summary_write(s, g2z_path_in(o->run_dir, G2ZX_POINT_FILE).text);
 }
 
-/* Writes a file that names the machine and has no points yet: an experiment that is stopped, or
- * whose runs fail, reports its machine, too. */
+/* Writes a file that names the machine and has no points yet. So the report names the machine even
+ * if the experiment is stopped or its runs fail. */
 static g2z_status g2zx_name_machine(g2z_context *context, const g2z_bench *o,
                                     const g2z_device *device, g2z_summary *s) {
   g2zx_describe(device, s->hardware);
@@ -984,7 +989,7 @@ static g2z_status g2zx_name_machine(g2z_context *context, const g2z_bench *o,
 /* User and system time of all threads of this process. */
 static double g2zx_cpu_s(void) { return (double)clock() / CLOCKS_PER_SEC; }
 
-/* Runs a training, and measures its last o->work.steps steps. */
+/* Runs a training, and measures its last steps: o->work.steps of them. */
 static g2z_status g2zx_train_point(g2z_context *context, const g2z_bench *o, g2z_stopwatch *w,
                                    g2z_summary *s) {
   g2z_run_config config = g2z_run_config_default(context->device);
@@ -1010,7 +1015,8 @@ static g2z_status g2zx_train_point(g2z_context *context, const g2z_bench *o, g2z
     status = g2z_run_next(run, &event);
     const g2z_metrics *m = &event.metrics;
     if (status != G2Z_OK || event.kind != G2Z_RUN_STEP) continue;
-    /* Step 2 is counted: step 1 also sends the initial parameters, later steps may be replayed. */
+    /* Count the collectives of step 2. Step 1 also sends the initial parameters, and later steps
+     * may be replays. */
     if (m->step == 1 && last > 1)
       w->collectives = g2z_ranks_collectives(context->ranks, 2);
     if (m->step <= o->work.warmup) {
@@ -1028,7 +1034,7 @@ static g2z_status g2zx_train_point(g2z_context *context, const g2z_bench *o, g2z
   return status;
 }
 
-/* Adds the point with the figures of the measured steps. */
+/* Adds a point with the figures of the measured steps. */
 static g2z_status g2zx_add_point(const g2z_bench *o, g2z_stopwatch *w, int world, g2z_summary *s) {
   const size_t count = (size_t)w->count;
   const double host_s = (w->ended - w->began) * (double)sysconf(_SC_NPROCESSORS_ONLN);
@@ -1042,7 +1048,7 @@ static g2z_status g2zx_add_point(const g2z_bench *o, g2z_stopwatch *w, int world
   for (size_t i = 0; i < count; i++) f->train_time_sec += w->step_s[i];
   f->step_mean_ms = 1e3 * f->train_time_sec / w->count;
   f->step_sd_ms = 1e3 * g2z_deviation(w->step_s, count);
-  f->step_p50_ms = 1e3 * g2z_median(w->step_s, count); /* sorts */
+  f->step_p50_ms = 1e3 * g2z_median(w->step_s, count); /* sorts step_s */
   f->step_min_ms = 1e3 * w->step_s[0];
   f->step_p95_ms = 1e3 * g2z_percentile(w->step_s, count, 95);
   f->step_max_ms = 1e3 * w->step_s[count - 1];
@@ -1053,7 +1059,7 @@ static g2z_status g2zx_add_point(const g2z_bench *o, g2z_stopwatch *w, int world
   f->exposed_comm_sec = f->exposed_comm_ms = f->waited_ms = f->collectives_per_step = 0;
   if (world > 1) { /* a single rank never waits */
     for (size_t i = 0; i < count; i++) f->exposed_comm_sec += w->exposed_s[i];
-    f->exposed_comm_ms = 1e3 * g2z_median(w->exposed_s, count); /* sorts */
+    f->exposed_comm_ms = 1e3 * g2z_median(w->exposed_s, count);
     f->waited_ms = 1e3 * g2z_median(w->waited_s, count);
     f->collectives_per_step = w->collectives;
   }
@@ -1080,8 +1086,9 @@ typedef struct g2zx_axis {      /* the entries of a flag's list */
   int count;
 } g2zx_axis;
 
-/* Reads "1,2,4", numbers between `least` and `most`; or "fp16,bf16", as indices into `words`, such
- * as "|fp32|tf32|fp16". Refuses a repeated entry: two points would have the same name. */
+/* Reads a list. Without `words` it has numbers from `least` to `most`, such as "1,2,4". With
+ * `words`, such as "|fp32|tf32|fp16", it has some of these, and out->at gets their indices. Refuses
+ * a repeated entry: two points would have the same name. */
 static g2z_status g2zx_read_list(g2z_services *services, const char *flag, const char *text,
                                  const char *words, double least, double most, g2zx_axis *out) {
   const char *at = text;
@@ -1092,7 +1099,7 @@ static g2z_status g2zx_read_list(g2z_services *services, const char *flag, const
     if (words) {
       entry = g2z_word_find(words, at, length);
       good = entry >= 0;
-    } else if (length && !isspace((unsigned char)*at)) { /* strtod would skip spaces */
+    } else if (length && !isspace((unsigned char)*at)) { /* strtod would accept spaces before it */
       char *end;
       entry = strtod(at, &end);
       good = end == at + length && entry >= least && entry <= most;
@@ -1117,7 +1124,7 @@ static g2z_status g2zx_read_list(g2z_services *services, const char *flag, const
 
 /* ----- the ranks of comm: bench exchange ----- */
 
-/* A collective and its traffic on each rank's link, as nccl-tests counts it: `whole` times the
+/* A collective, and its traffic on each rank's link in the unit of nccl-tests: `whole` times the
  * whole buffer, plus `others` times the slices of the other ranks. */
 typedef struct g2zx_collective {
   const char *name;
@@ -1136,14 +1143,14 @@ typedef struct g2zx_message {   /* the data that collectives exchange */
   g2z_comm *comm;
   char *buffer;                 /* [n] elements of `size` bytes, on the device */
   size_t n, size;
-  double mib;                   /* the size that was asked for; n is rounded up */
-  double copy_rate;             /* of a plain copy of this size, bytes per second */
-  double *all;                  /* [world]: the time of each rank */
+  double mib;                   /* requested size of the buffer; n is rounded up from it */
+  double copy_rate;             /* bytes per second of a plain copy of this size */
+  double *all;                  /* [world]: time of each rank */
 } g2zx_message;
 
-/* Times a collective with a message, and adds its point. The time per call is the slowest rank's,
- * as the median of five rounds. The number of calls per round doubles until a round takes 10 ms, up
- * to 1024 calls. */
+/* Times a collective with a message, and adds its point. The time of a round is the time of the
+ * slowest rank; the time per call is the median of five rounds. The number of calls per round
+ * doubles until a round takes 10 ms, up to 1024 calls. */
 static g2z_status g2zx_time_exchange(const g2zx_message *m, const g2zx_collective *c,
                                      g2z_summary *s) {
   g2z_comm *comm = m->comm;
@@ -1168,12 +1175,12 @@ static g2z_status g2zx_time_exchange(const g2zx_message *m, const g2zx_collectiv
   call.owner = c->owner;
   call.write = G2Z_OVERWRITE;
   ready.all = 1;
-  for (int round = -1; round < 5;) { /* round -1 opens connections and is not counted */
+  for (int round = -1; round < 5;) { /* round -1 opens the connections: its time is not used */
     G2Z_TRY(g2z_ranks_agree(comm->ranks, G2Z_OK));
     double begin = g2z_seconds(), most = 0;
     G2Z_TRY(g2z_comm_submit(comm, &after));
     for (int i = 0; i < calls; i++) {
-      if (gathers) G2Z_TRY(g2z_comm_submit(comm, &ready)); /* all may write to the buffer */
+      if (gathers) G2Z_TRY(g2z_comm_submit(comm, &ready)); /* every rank's buffer is free */
       G2Z_TRY(g2z_comm_submit(comm, &call));
       if (gathers) G2Z_TRY(g2z_comm_submit(comm, &mark)); /* all ranks have written */
     }
@@ -1202,11 +1209,11 @@ static g2z_status g2zx_time_exchange(const g2zx_message *m, const g2zx_collectiv
   return G2Z_OK;
 }
 
-#define G2ZX_COPIES 5 /* the first is not timed: it touches pages and opens paths */
+#define G2ZX_COPIES 5 /* the first is not timed: it maps memory and opens the path between GPUs */
 
-/* Times several copies and keeps the fastest: on a CPU within its memory, on a GPU from its memory
- * to another GPU by copy engine. *seconds stays NaN if there is no other GPU, or if that GPU is
- * exclusive or full. */
+/* Times several copies; the fastest counts. A CPU copies within its memory; a GPU copies to another
+ * GPU with a copy engine. *seconds stays NaN if there is no other GPU, or if that GPU is in
+ * exclusive use or full. */
 static g2z_status g2zx_time_copy(const g2z_device *device, size_t bytes, double *seconds) {
   char *from = NULL, *to = NULL;
   double begin;
@@ -1217,13 +1224,13 @@ static g2z_status g2zx_time_copy(const g2z_device *device, size_t bytes, double 
     if (error == cudaSuccess) error = cudaGetDeviceCount(&count);
     const int there = count > 1 ? (here + 1) % count : here;
     if (there != here) {
-      /* Without peer access the driver copies through the host; then this measures that path. */
+      /* Without peer access the driver copies through the host, and this measures that path. */
       cudaDeviceEnablePeerAccess(there, 0);
       cudaMalloc((void **)&from, bytes);
       cudaSetDevice(there);
       cudaMalloc((void **)&to, bytes);
       error = cudaSetDevice(here);
-      (void)cudaGetLastError(); /* the calls above may fail */
+      (void)cudaGetLastError(); /* the calls above may fail: forget their error */
     }
     for (int i = 0; i < G2ZX_COPIES && from && to && error == cudaSuccess; i++) {
       begin = g2z_seconds();
@@ -1241,7 +1248,7 @@ static g2z_status g2zx_time_copy(const g2z_device *device, size_t bytes, double 
   g2z_status status = G2Z_NEW(device->services, bytes, &from);
   if (status == G2Z_OK) status = G2Z_NEW(device->services, bytes, &to);
   for (int i = 0; i < G2ZX_COPIES && status == G2Z_OK; i++) {
-    memset(from, i, bytes); /* the compiler must not drop a copy */
+    memset(from, i, bytes); /* new bytes each time: the compiler must not remove a copy */
     begin = g2z_seconds();
     memcpy(to, from, bytes);
     const double spent = g2z_seconds() - begin;
@@ -1252,7 +1259,7 @@ static g2z_status g2zx_time_copy(const g2z_device *device, size_t bytes, double 
   return status;
 }
 
-/* Bytes per second of a plain copy by rank 0, to compare collectives with; NaN: not known. */
+/* Bytes per second of a plain copy by rank 0: the limit for collectives. NaN: not known. */
 static g2z_status g2zx_copy_rate(g2z_comm *comm, size_t bytes, double *bytes_per_s) {
   double seconds = NAN;
   g2z_status status = G2Z_OK;
@@ -1263,12 +1270,12 @@ static g2z_status g2zx_copy_rate(g2z_comm *comm, size_t bytes, double *bytes_per
   return G2Z_OK;
 }
 
-/* Times all collectives of all sizes over one transport, if this machine has that transport.
- * The copy engines run only the collectives that they support. */
+/* Times all collectives of all sizes over one transport, if this machine has that transport. For
+ * the copy engines, leaves out the collectives that they do not support. */
 static g2z_status g2zx_exchange_over(g2z_context *context, const g2zx_axis *sizes,
                                      g2z_device *device, g2z_transport transport, g2z_summary *s) {
   const int half = device->dtype == G2Z_FP16 || device->dtype == G2Z_BF16;
-  const size_t size = device->kind == G2Z_DEVICE_CUDA && half ? 2 : 4; /* a CPU has fp32 alone */
+  const size_t size = device->kind == G2Z_DEVICE_CUDA && half ? 2 : 4; /* a CPU has only fp32 */
   const size_t unit = 8 * (size_t)context->world;
   double most = 0, *all = NULL;
   g2z_comm *comm;
@@ -1318,7 +1325,7 @@ static g2z_status g2zx_exchange(g2z_context *context, const g2z_bench *o, g2z_su
   return status;
 }
 
-/* A rank of an experiment: bench point, or bench exchange. */
+/* Runs a rank of an experiment: bench point, or bench exchange. */
 static g2z_status g2zx_rank(g2z_services *services, const g2z_bench *o,
                             const g2z_context_config *config) {
   const int trains = o->command == G2Z_BENCH_point;
@@ -1346,9 +1353,9 @@ static g2z_status g2zx_rank(g2z_services *services, const g2z_bench *o,
 
 typedef struct g2zx_job {       /* one combination of the axes' values */
   g2z_point point;              /* name, figures of the plan, outcome */
-  g2z_train_config train;       /* the work of its ranks */
+  g2z_train_config train;       /* what its ranks train */
   int world, steps;
-  g2z_summary *measured[G2Z_REPEATS]; /* per repeat that succeeded */
+  g2z_summary *measured[G2Z_REPEATS]; /* figures of each repeat; NULL: not run, or it failed */
 } g2zx_job;
 
 typedef struct g2zx_experiment {
@@ -1362,15 +1369,15 @@ typedef struct g2zx_experiment {
   g2zx_job *jobs;
   int count;
   const char *out;              /* the directory of the results */
-  char made[64];                /* its name if --out is not given */
-  int lock;                     /* on the directory; -1: none yet */
-  g2z_path tokens;              /* "": not written */
-  int runs, all_runs;           /* finished runs, and all */
+  char made[64];                /* the name of this directory if --out is not given */
+  int lock;                     /* lock of this directory; -1: not locked */
+  g2z_path tokens;              /* file of random tokens; "": not written */
+  int runs, all_runs;           /* number of finished runs, and of all runs */
   double began;
 } g2zx_experiment;
 
-/* G2Z_OK if this machine and this build can run the job: the plan checks everything that needs no
- * device. Fills in the plan's figures and the number of steps. */
+/* Fails unless this machine and this build can run the job: the plan checks everything that needs
+ * no device. Sets the figures of the plan and the number of steps. */
 static g2z_status g2zx_check_job(const g2zx_experiment *e, int stage, g2zx_job *j) {
   g2z_services *services = e->services;
   const int gpus = g2z_device_count(G2Z_DEVICE_CUDA), global = e->o->work.global_batch;
@@ -1383,7 +1390,7 @@ static g2z_status g2zx_check_job(const g2zx_experiment *e, int stage, g2zx_job *
   if (e->device == G2Z_DEVICE_CUDA && j->world > gpus)
     return g2z_fail(services, G2Z_UNSUPPORTED, "GPUs needed: %d; this process finds %d",
                     j->world, gpus);
-  if (e->device == G2Z_DEVICE_CPU) { /* the CPU does not have every dtype */
+  if (e->device == G2Z_DEVICE_CPU) { /* fails for a dtype that a CPU does not have */
     g2z_device *device;
     G2Z_TRY(g2z_device_create(services, e->device, train->dtype, train->dtype, &device));
     g2z_device_free(device);
@@ -1413,7 +1420,7 @@ static g2z_status g2zx_check_job(const g2zx_experiment *e, int stage, g2zx_job *
   f->buckets = plan->buckets;
   f->plan_gib = (double)plan->bytes_total / 1073741824.0;
   g2z_plan_free(plan);
-  if (train->train_glob) { /* the shards must exist and hold a step of this point */
+  if (train->train_glob) { /* fails unless the shards exist and hold one step of this point */
     const g2z_loader_config shards = {
         train->train_glob, train->batch, train->seq, train->accum, 0, j->world,
         train->model.vocab, G2Z_ORDER_SHUFFLED, train->seed};
@@ -1441,7 +1448,8 @@ static void g2zx_add_name(char *name, size_t room, const char *part) {
   snprintf(name + used, room - used, "%s%s", used ? ", " : "", part);
 }
 
-/* Adds one combination of the axes' values. Its name lists the values that differ between jobs. */
+/* Adds the job of one combination of the axes' values. The job's name lists the values that differ
+ * between jobs. */
 static g2z_status g2zx_add_job(g2zx_experiment *e, double world, double stage, double dtype,
                                double size) {
   static const char *const stages[] = {"dp", "ZeRO 0", "ZeRO 1", "ZeRO 2", "ZeRO 3"};
@@ -1469,7 +1477,7 @@ static g2z_status g2zx_add_job(g2zx_experiment *e, double world, double stage, d
   if (e->dtypes.count > 1) parts[DTYPE] = g2z_dtype_text(j->train.dtype);
   if (e->sizes.count > 1) parts[SIZE] = mib;
   if (e->ranks.count > 1) parts[RANKS] = ranks;
-  const int on_x = e->row->command == G2Z_BENCH_buckets ? SIZE : RANKS; /* x axis of its charts */
+  const int on_x = e->row->command == G2Z_BENCH_buckets ? SIZE : RANKS; /* x axis of the charts */
   for (int k = 0; k < PARTS; k++) {
     if (*parts[k]) g2zx_add_name(p->name, sizeof p->name, parts[k]);
     if (*parts[k] && k != on_x) g2zx_add_name(p->series, sizeof p->series, parts[k]);
@@ -1494,8 +1502,9 @@ static g2z_status g2zx_check_stop(const g2zx_experiment *e) {
 
 typedef struct g2zx_observer {  /* watches a job's ranks while they run */
   FILE *smi;                    /* pipe of nvidia-smi; NULL: no GPUs to watch */
-  FILE *output;                 /* its output, with a line "@ g2z_seconds()" before each piece */
-  int in_line;                  /* 1: the last piece ends within a line */
+  FILE *output;                 /* the output of nvidia-smi, piece by piece as it is read, with a
+                                 * line "@ g2z_seconds()" before each piece that begins a line */
+  int in_line;                  /* 1: the last piece ended in the middle of a line */
 } g2zx_observer;
 
 /* Starts nvidia-smi, which prints one line per GPU five times a second until its pipe closes. If it
@@ -1520,7 +1529,7 @@ static void g2zx_open_smi(g2zx_observer *seen, int world) {
   seen->smi = popen(command, "r");
   if (!seen->smi) return;
   struct pollfd first = {fileno(seen->smi), POLLIN, 0};
-  poll(&first, 1, 10000); /* wait for the memory in use before the ranks start */
+  poll(&first, 1, 10000); /* the first line has the memory in use before the ranks start */
   fcntl(first.fd, F_SETFL, O_NONBLOCK);
 }
 
@@ -1528,7 +1537,7 @@ static void g2zx_observe(void *user) {
   g2zx_observer *seen = (g2zx_observer *)user;
   char piece[4096];
   ssize_t got;
-  if (g2zx_stop) raise(g2zx_stop); /* a signal that came before the ranks started */
+  if (g2zx_stop) raise(g2zx_stop); /* a signal that arrived before the ranks were started */
   while (seen->smi && seen->output && (got = read(fileno(seen->smi), piece, sizeof piece)) > 0) {
     if (!seen->in_line) fprintf(seen->output, "@ %f\n", g2z_seconds());
     fwrite(piece, 1, (size_t)got, seen->output);
@@ -1536,8 +1545,8 @@ static void g2zx_observe(void *user) {
   }
 }
 
-/* GPUs: utilisation during the measured steps, and peak memory less the memory in use before the
- * job. CPU: peak resident memory of the largest rank. */
+/* Sets gpu_percent and peak_memory_gib. GPUs: utilisation during the measured steps; peak memory
+ * minus the memory in use before the job. CPU: peak resident memory of the largest rank. */
 static void g2zx_fill_watched(const g2zx_observer *seen, const g2z_job_end *end, g2z_figures *f) {
   double at = 0, mib, busy = 0, most = NAN, before[G2ZX_WATCHED];
   char line[128], percent[32];
@@ -1552,7 +1561,7 @@ static void g2zx_fill_watched(const g2zx_observer *seen, const g2z_job_end *end,
     most = fmax(most, (mib - before[gpu]) * 1048576.0);
     if (at < f->began_sec || at > f->ended_sec) continue;
     double part = NAN;
-    sscanf(percent, "%lf", &part); /* "[N/A]" for a MIG instance */
+    sscanf(percent, "%lf", &part); /* stays NaN for "[N/A]", which a MIG instance has */
     busy += part;
     inside++;
   }
@@ -1561,8 +1570,8 @@ static void g2zx_fill_watched(const g2zx_observer *seen, const g2z_job_end *end,
   f->peak_memory_gib = most / 1073741824.0;
 }
 
-/* Takes the machine's name from the file of a job's ranks, which may be missing or have no points
- * yet. */
+/* Takes the machine's name from the file that a job's ranks wrote. The file may be missing, or have
+ * no points yet. */
 static void g2zx_get_machine(g2zx_experiment *e, const char *path) {
   char hardware[sizeof e->s->hardware] = "";
   g2z_object file;
@@ -1572,8 +1581,9 @@ static void g2zx_get_machine(g2zx_experiment *e, const char *path) {
   if (*hardware) memcpy(e->s->hardware, hardware, sizeof hardware);
 }
 
-/* Starts the ranks of a job, waits for them and logs a line. A rank's failure is the point's
- * outcome, not a failure here. G2Z_STOPPED: a signal ended the ranks; the run does not count. */
+/* Starts the ranks of a job, waits for them and logs a line. If a rank fails, the outcome of the
+ * point is `failed`, but the call succeeds. G2Z_STOPPED: a signal ended the ranks; the run does not
+ * count. */
 static g2z_status g2zx_run_job(g2zx_experiment *e, g2zx_job *j, int repeat) {
   const int number = e->runs + 1;
   const g2z_path run_dir = g2z_path_in(e->out, "run_%s_%d", e->s->experiment, number);
@@ -1590,7 +1600,7 @@ static g2z_status g2zx_run_job(g2zx_experiment *e, g2zx_job *j, int repeat) {
   memset(&job, 0, sizeof job);
   memset(&seen, 0, sizeof seen);
   G2Z_TRY(g2zx_check_stop(e));
-  o.command = e->row->measures; /* pass all of its flags: ranks use no defaults */
+  o.command = e->row->measures; /* all flags of this sub-command are passed to the ranks */
   o.train = j->train;
   o.shape = j->train.model;
   o.work.seq = j->train.seq;
@@ -1613,7 +1623,7 @@ static g2z_status g2zx_run_job(g2zx_experiment *e, g2zx_job *j, int repeat) {
     g2zx_stop = end.signal;
     status = g2zx_check_stop(e);
   }
-  if (status == G2Z_OK && end.exit_code != 0) { /* report the last sentence of bench */
+  if (status == G2Z_OK && end.exit_code != 0) { /* the reason is the last sentence of bench */
     char *text = NULL;
     const char *last = "bench: it printed no reason";
     size_t bytes;
@@ -1641,7 +1651,7 @@ static g2z_status g2zx_run_job(g2zx_experiment *e, g2zx_job *j, int repeat) {
   j->point.runs[j->point.repeats++] = e->runs = number;
   if (!measured) {
     snprintf(result, sizeof result, "failed, %s", j->point.reason);
-    e->all_runs -= e->o->work.repeats - repeat - 1; /* no further repeats */
+    e->all_runs -= e->o->work.repeats - repeat - 1; /* it is not repeated */
   } else {
     const g2z_figures *f = &measured->points[0].figures;
     if (e->trains)
@@ -1659,7 +1669,8 @@ static g2z_status g2zx_run_job(g2zx_experiment *e, g2zx_job *j, int repeat) {
 
 /* ----- the runner: its results ----- */
 
-/* Adds a job's point with medians over repeats; for comm, each point that its ranks measured. */
+/* Adds the point of a job, with medians over its repeats. A job of comm has several points: each
+ * one that its ranks measured. */
 static g2z_status g2zx_settle_job(g2zx_experiment *e, g2zx_job *j) {
   double values[G2Z_REPEATS];
   const size_t repeats = (size_t)j->point.repeats;
@@ -1688,13 +1699,13 @@ static g2z_status g2zx_settle_job(g2zx_experiment *e, g2zx_job *j) {
       double median = g2z_median(values, repeats);
       if (!isnan(median)) *g2z_figure(&p->figures, i) = median;
     }
-    p->figures.began_sec = p->figures.ended_sec = NAN; /* they belong to one run, not to a median */
+    p->figures.began_sec = p->figures.ended_sec = NAN; /* times of one run have no median */
   }
   return G2Z_OK;
 }
 
-/* Writes tokens for the longest point, drawn by Zipf's law: at most 32 Mi, or one step if that is
- * larger. Longer runs read them again. A block of 1 Mi is drawn once and repeated. */
+/* Writes random tokens (g2z_zipf_tokens) for the longest run: at most 32 Mi, but at least one step.
+ * Longer runs read them several times. One block of 1 Mi tokens is drawn and written repeatedly. */
 static g2z_status g2zx_write_tokens(g2zx_experiment *e) {
   const size_t block = (size_t)1 << 20, limit = (size_t)1 << 25;
   size_t wanted = 0;
@@ -1730,7 +1741,7 @@ static void g2zx_log_line(void *user, const char *text) {
   if (services->log) services->log(services->user, G2Z_LOG_INFO, text);
 }
 
-/* The report of a stopped experiment holds the runs that were complete. */
+/* Writes and prints the report. After a stop it contains only the runs that are complete. */
 static g2z_status g2zx_finish(g2zx_experiment *e) {
   const g2z_path path = g2z_path_in(e->out, "%s_report.json", e->s->experiment);
   const int stopped = e->runs < e->all_runs;
@@ -1740,7 +1751,8 @@ static g2z_status g2zx_finish(g2zx_experiment *e) {
     G2Z_TRY(g2zx_settle_job(e, &e->jobs[i]));
     failed += e->jobs[i].point.outcome == G2Z_OUTCOME_FAILED;
   }
-  /* Compare with the point that has one rank and is otherwise the same. Job i is point i. */
+  /* Compare each point with the point that has one rank and is otherwise the same. Job i has the
+   * point i. */
   for (int i = 0; i < e->count && e->trains; i++)
     for (int k = 0; k < e->count; k++) {
       const g2z_train_config *mine = &e->jobs[i].train, *its = &e->jobs[k].train;
@@ -1756,7 +1768,7 @@ static g2z_status g2zx_finish(g2zx_experiment *e) {
   if (stopped) g2zx_add_name(e->s->work, sizeof e->s->work, reason);
   const g2z_status status = g2z_summary_write(e->s, path.text);
   g2zx_log_line(e->services, "");
-  g2z_summary_print(e->s, g2zx_log_line, e->services); /* even if the file could not be written */
+  g2z_summary_print(e->s, g2zx_log_line, e->services); /* also if the file failed */
   G2Z_TRY(status);
   g2zx_log_line(e->services, path.text);
   if (stopped)
@@ -1800,7 +1812,7 @@ static g2z_status g2zx_open(g2zx_experiment *e, const g2z_context_config *config
       G2Z_REFUSE(services, "--gpus %.80s: %g is not a whole number of ranks", work->ranks,
                  e->ranks.at[i]);
   G2Z_TRY(g2zx_read_list(services, "sizes", work->sizes, NULL, least, 65536, &e->sizes));
-  /* A --bucket-mb out of its range would not reach the ranks: they would use the default. */
+  /* A --bucket-mb that is out of range is not passed to the ranks: they would use the default. */
   for (int i = 0; i < e->sizes.count; i++)
     if (e->sizes.at[i] > 0 && e->sizes.at[i] < G2ZX_SIZE_LEAST)
       G2Z_REFUSE(services, "--sizes %.80s: %g MiB is less than the minimum, %g", work->sizes,
@@ -1809,7 +1821,7 @@ static g2z_status g2zx_open(g2zx_experiment *e, const g2z_context_config *config
     G2Z_TRY(g2zx_read_list(services, "zero", work->stages, "|dp|0|1|2|3", 0, 0, &e->stages));
     G2Z_TRY(g2zx_read_list(services, "dtype", work->dtypes, G2Z_DTYPE_LIST(G2Z_LIST_WORD), 0, 0,
                            &e->dtypes));
-  } else { /* comm: its ranks get the whole list */
+  } else { /* comm: one job has all sizes, since its ranks get the whole list */
     e->stages.count = e->dtypes.count = e->sizes.count = 1;
   }
 
@@ -1839,9 +1851,9 @@ static g2z_status g2zx_open(g2zx_experiment *e, const g2z_context_config *config
                   e->jobs[0].point.reason);
 }
 
-/* Makes `out` and runs each job o->work.repeats times. A round runs each job once, so that a change
- * of the machine's speed affects all jobs. Refuses an `out` that another program uses or that has
- * runs of an interrupted experiment. */
+/* Makes the directory e->out and runs each job o->work.repeats times. A round runs each job once,
+ * so that a change of the machine's speed affects all jobs. Refuses a directory that another
+ * program uses, or that has runs of an interrupted experiment. */
 static g2z_status g2zx_run_rounds(g2zx_experiment *e) {
   const g2z_bench *o = e->o;
   const g2z_train_config *t = &o->train;
@@ -1886,8 +1898,8 @@ static g2z_status g2zx_run_rounds(g2zx_experiment *e) {
 
 static g2z_status g2zx_run(g2z_services *services, const g2z_bench *o,
                            const g2z_context_config *config) {
-  /* The signals that g2z_ranks_run passes on to ranks also stop an experiment between two runs.
-   * Under nohup SIGHUP is ignored and stays ignored. */
+  /* The signals that g2z_ranks_run passes on to ranks also stop an experiment between two runs. An
+   * ignored signal stays ignored, such as SIGHUP under nohup. */
   static const int numbers[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
   struct sigaction action, before;
   g2zx_experiment e;
@@ -1946,7 +1958,7 @@ static g2z_status g2zx_report(g2z_services *services, const g2z_bench *o) {
     status = g2z_fail(services, G2Z_BAD_ARGUMENT, "%.600s is a run with its own report.html: "
                       "choose another place, --out DIR", out);
   if (status == G2Z_OK && o->out) status = g2z_make_directory(services, o->out);
-  /* An existing file is only replaced if bench report wrote it. */
+  /* An existing file is replaced only if it begins as a page of this kit does. */
   char *old = NULL;
   size_t bytes = 0;
   if (status == G2Z_OK) status = g2z_is_there(services, path.text, &there);
