@@ -22,8 +22,8 @@
  *
  * FROM TEXT TO IDS
  *     bytes    Text is UTF-8. Invalid bytes become U+FFFD or are refused.
- *     pieces   GPT-2's pattern splits it into words, numbers, punctuation and white space, by the
- *              classes of Unicode 16.0. No token crosses the border of two pieces.
+ *     pieces   GPT-2's pattern splits the text into words, numbers, punctuation and white space, by
+ *              the classes of Unicode 16.0. No token crosses the border of two pieces.
  *     cache    Nearly every piece has occurred before: an encoder keeps the ids of 131,072 pieces.
  *     merges   A new piece starts as single bytes. Among the pairs that a merge joins, the one with
  *              the smallest id is joined first, until none is left.
@@ -64,12 +64,12 @@ extern "C" {
 /* A list of merges and its tokens. It keeps `services`, which must outlive it. */
 typedef struct g2z_tokenizer g2z_tokenizer;
 
-/* Reads vocab.bpe, merges.txt or tokenizer.json, recognised by content. path NULL: the byte-level
- * vocabulary, 256 tokens and <|endoftext|>. It refuses ids that do not follow from the merges,
- * tokens of more than 1024 bytes and more than 1048576 tokens. */
+/* Reads vocab.bpe, merges.txt or tokenizer.json; the content shows which. path NULL: makes the
+ * byte-level vocabulary, 256 tokens and <|endoftext|>. Refuses ids that do not follow from the
+ * merges, a token of more than 1024 bytes, and more than 1048576 tokens. */
 G2Z_API g2z_status g2z_tokenizer_create(g2z_services *services, const char *path,
                                         g2z_tokenizer **out);
-/* The same from memory; it keeps no pointer to `text`. `label` is its name in errors. */
+/* Reads a vocabulary from memory; keeps no pointer to `text`. `label` names it in errors. */
 G2Z_API g2z_status g2z_tokenizer_parse(g2z_services *services, const char *label, const void *text,
                                        size_t bytes, g2z_tokenizer **out);
 G2Z_API void g2z_tokenizer_free(g2z_tokenizer *tokenizer); /* NULL is fine */
@@ -81,7 +81,8 @@ G2Z_API uint64_t g2z_tokenizer_hash(const g2z_tokenizer *tokenizer);
 /* The bytes of a token, owned by the tokenizer; NULL for an unknown id. <|endoftext|> has 13. */
 G2Z_API const unsigned char *g2z_tokenizer_token(const g2z_tokenizer *tokenizer, int id,
                                                  size_t *bytes);
-/* Writes merges.txt. g2z_tokenizer_create reads it, and Hugging Face's and OpenAI's encoders do. */
+/* Writes merges.txt, which g2z_tokenizer_create and the encoders of Hugging Face and OpenAI
+ * read. */
 G2Z_API g2z_status g2z_tokenizer_write_merges(g2z_services *services,
                                               const g2z_tokenizer *tokenizer, const char *path);
 /* Writes vocab.json. transformers' GPT2Tokenizer opens it together with merges.txt. */
@@ -95,25 +96,26 @@ typedef struct g2z_tokens {     /* a growable list of ids; zero it to start */
   size_t count, capacity;
   g2z_services *services;       /* set by the first call that appends */
 } g2z_tokens;
-/* Makes room for `need` ids in all, with the list's own services. An error's sentence is in
- * `services`. */
+/* Makes room for a total of `need` ids, with the list's own services. If it fails, the sentence is
+ * in `services`. */
 G2Z_API g2z_status g2z_tokens_reserve(g2z_services *services, g2z_tokens *tokens, size_t need);
 G2Z_API void g2z_tokens_free(g2z_tokens *tokens); /* NULL is fine */
 
-/* The encoder of one thread. It has a cache of 8 MiB, and takes 48 bytes for each byte of the
- * longest piece, up to 1 MiB of it. It keeps `services` and `tokenizer`. */
+/* The encoder of one thread. It has a cache of 8 MiB. It also needs 48 bytes of memory per byte of
+ * the longest piece; a piece of more than 1 MiB needs no more. It keeps `services` and
+ * `tokenizer`. */
 typedef struct g2z_encoder g2z_encoder;
 
 typedef enum g2z_encode_flags {
   G2Z_ENCODE_DEFAULT = 0,       /* invalid UTF-8 becomes U+FFFD; <|endoftext|> is ordinary text */
-  G2Z_ENCODE_STRICT = 1,        /* invalid UTF-8 is G2Z_FORMAT; the sentence names the offset */
+  G2Z_ENCODE_STRICT = 1,        /* invalid UTF-8 fails with G2Z_FORMAT and the offset */
   G2Z_ENCODE_ALLOW_SPECIAL = 2  /* <|endoftext|> in the text becomes its id */
 } g2z_encode_flags;
 
 G2Z_API g2z_status g2z_encoder_create(g2z_services *services, const g2z_tokenizer *tokenizer,
                                       g2z_encoder **out);
 G2Z_API void g2z_encoder_free(g2z_encoder *encoder); /* NULL is fine */
-/* Appends the ids of a complete text: its last piece ends at its end. `flags` is a sum of
+/* Appends the ids of a complete text: the end of the text ends its last piece. `flags` is a sum of
  * g2z_encode_flags. A call that fails appends nothing. */
 G2Z_API g2z_status g2z_encode(g2z_encoder *encoder, const void *text, size_t bytes, int flags,
                               g2z_tokens *out);
@@ -121,24 +123,25 @@ G2Z_API g2z_status g2z_encode(g2z_encoder *encoder, const void *text, size_t byt
  * Encoding [0, p) and the rest separately gives the ids of the whole. */
 G2Z_API size_t g2z_encode_cut(const void *text, size_t bytes);
 /* Encodes a text of any length in bounded memory, part by part, even if g2z_encode_cut finds no
- * place. It appends the ids that no later text can change; they stand for the first *used bytes.
- * The next call gets the bytes after these, and more text. used NULL: the text ends here. Certain
- * are the pieces that end at least 64 bytes before the end, and the first part of a piece of more
- * than about 1 MiB. */
+ * place. Appends the ids that no later text can change; they stand for the first *used bytes. The
+ * next call gets the bytes after these, and more text. used NULL: the text ends here. Later text
+ * cannot change a piece that ends at least 64 bytes before the end, or the first part of a piece of
+ * more than about 1 MiB. */
 G2Z_API g2z_status g2z_encode_part(g2z_encoder *encoder, const void *text, size_t bytes, int flags,
                                    g2z_tokens *out, size_t *used);
-/* The text of ids (not necessarily valid UTF-8) and a NUL; free it with g2z_release. An id outside
- * the vocabulary is G2Z_BAD_ARGUMENT. */
+/* Makes the text of ids (not necessarily valid UTF-8) and a NUL; free *text with g2z_release.
+ * G2Z_BAD_ARGUMENT: an id is outside the vocabulary. */
 G2Z_API g2z_status g2z_decode(g2z_services *services, const g2z_tokenizer *tokenizer,
                               const int32_t *ids, size_t count, char **text, size_t *bytes);
 
 /* ----- learning a vocabulary --------------------------------------------- */
 
-/* Counts the pieces of texts and makes merges: the most frequent pair first, among equals the
- * smaller pair of ids, like Hugging Face's trainer. It keeps `services` and every piece once. */
+/* Counts the pieces of texts and makes merges, as Hugging Face's trainer does: the most frequent
+ * pair comes first; of equally frequent pairs, the smaller pair of ids. It keeps `services`, and
+ * one copy of each different piece. */
 typedef struct g2z_bpe_trainer g2z_bpe_trainer;
 G2Z_API g2z_status g2z_bpe_trainer_create(g2z_services *services, g2z_bpe_trainer **out);
-/* Counts the pieces that g2z_encode makes of a complete document. A call that fails counts none. */
+/* Counts the pieces that g2z_encode makes of a complete text. A call that fails counts none. */
 G2Z_API g2z_status g2z_bpe_trainer_feed(g2z_bpe_trainer *trainer, const void *text, size_t bytes,
                                         int flags);
 /* Counts the pieces that g2z_encode_part makes of the first *used bytes. used NULL: the text is
@@ -155,7 +158,7 @@ G2Z_API void g2z_bpe_trainer_free(g2z_bpe_trainer *trainer); /* NULL is fine */
 
 /* ----- files of text ------------------------------------------------------ */
 
-typedef struct g2z_text_name {  /* the parts of a file's name */
+typedef struct g2z_text_name {  /* what a file's name shows */
   const char *unpack;           /* "gzip -dc" for FILE.gz, "zstd -dc --long=31" for FILE.zst; NULL:
                                  * not packed */
   size_t bytes;                 /* length of the name without .gz or .zst */
@@ -165,36 +168,39 @@ G2Z_API g2z_text_name g2z_text_named(const char *path);
 
 typedef struct g2z_text_file {  /* a file, or the output of its unpacker */
   const char *label, *unpack;
-  int file, child;              /* a descriptor, or -1; a process, or 0 */
-  int errors;                   /* the standard error of the process; valid if there is one */
+  int file, child;              /* descriptor to read, -1: closed; unpacker's process, 0: none */
+  int errors;                   /* standard error of the unpacker, if there is one */
 } g2z_text_file;
-/* "-" is standard input. Reading a pipe may wait. */
+/* Opens a file; "-" is standard input. For a packed file, starts the unpacker. Reading may block if
+ * the file is a pipe. */
 G2Z_API g2z_status g2z_text_open(g2z_services *services, const char *path, g2z_text_file *out);
-/* Call it after the last of `bytes` bytes. If the unpacker failed, the sentence has its message. */
+/* Call it when all `bytes` bytes were read. If the unpacker failed, the call fails with its
+ * message. */
 G2Z_API g2z_status g2z_text_end(g2z_services *services, g2z_text_file *text, uint64_t bytes);
-G2Z_API void g2z_text_close(g2z_text_file *text); /* at any time */
-/* Reads a file like g2z_read_file; a packed one is unpacked and must be text. */
+G2Z_API void g2z_text_close(g2z_text_file *text); /* may be called at any time */
+/* Reads a whole file as g2z_read_file does. Unpacks a packed file, which must contain text. */
 G2Z_API g2z_status g2z_text_read(g2z_services *services, const char *path, size_t limit,
                                  char **text, size_t *bytes);
 
-/* The bytes of white space at the start and at the end of a text, as Python's str.strip finds them:
- * Unicode's White_Space, and U+001C to U+001F. Datasets and other programs strip their texts so. */
+/* The number of bytes of white space at the start, or at the end, of a text. It is the white space
+ * that Python's str.strip removes, as datasets and other programs do: Unicode's White_Space, and
+ * U+001C to U+001F. */
 G2Z_API size_t g2z_text_white(const void *text, size_t bytes);
 G2Z_API size_t g2z_text_white_end(const void *text, size_t bytes);
 
 #define G2Z_TEXT_LOOK 65536     /* first bytes of a file that show its kind */
 typedef struct g2z_text_remedy {
   char command[700];            /* shell command that converts the file to text; "": none */
-  char made[400];               /* the name of that text */
+  char made[400];               /* name of the file that the command makes */
 } g2z_text_remedy;
-/* Refuses a file whose first bytes are not text in UTF-8. Up to 1 % of invalid characters pass, and
- * up to 10 % unless most of them are letters in Latin-1. The error's sentence includes the command
- * that converts the file, or `remedy` gets it if that is not NULL. */
+/* Refuses a file whose first bytes are not text in UTF-8. Up to 1 % of the characters may be
+ * invalid; up to 10 %, unless more than three quarters of them are letters in Latin-1. The command
+ * that converts the file is put into *remedy, or if `remedy` is NULL, into the error's sentence. */
 G2Z_API g2z_status g2z_text_check(g2z_services *services, const char *path, int json,
                                   const char *text, size_t bytes, g2z_text_remedy *remedy);
-/* Finds the strings fields[0] and fields[1] of a line of JSON. If a field occurs
- * twice, the last one counts; found[i].at is NULL if there is none. Without `both`, the value of
- * fields[1] need not be a string. `label` and `json` are as in g2z_json_open. */
+/* Finds the values of the fields fields[0] and fields[1] in a line of JSON. Values must be strings.
+ * With `both` 0, a fields[1] that is no string is ignored. If a field occurs twice, the last one
+ * counts. found[i].at NULL: the field is missing. `label` and `json` are as in g2z_json_open. */
 G2Z_API g2z_status g2z_text_document(g2z_services *services, const char *label, const char *line,
                                      size_t bytes, const char *const fields[2], int both,
                                      g2z_json *json, g2z_json_text found[2]);
@@ -231,13 +237,14 @@ extern "C" {
 #define G2ZT_EOT_BYTES (sizeof G2ZT_EOT - 1)
 
 /* ===== UTF-8 and classes =================================================
- * In:  bytes. Out: characters, and the class that GPT-2's pattern sees in each.
- * Law: g2zt_valid_text comes first; the functions that look for characters need valid text. */
+ * In:  bytes. Out: characters, and the class of each in GPT-2's pattern.
+ * Law: g2zt_valid_text is called first: the functions that look for characters need valid text. */
 
 enum { G2ZT_OTHER, G2ZT_LETTER, G2ZT_NUMBER, G2ZT_WHITE };
 
-/* The classes of Unicode 16.0 from U+0000 on, as runs with their lengths if above 1: o others,
- * l letters (general category L), n numbers (N), w White_Space. Above the last run all are o. */
+/* The classes of Unicode 16.0 from U+0000 on, as runs. A run is a letter and its length if that is
+ * above 1: o others, l letters (general category L), n numbers (N), w White_Space. All characters
+ * after the last run are o. */
 #define G2ZT_CLASSIFIED 0x323B0
 static const char g2zt_class_runs[] =
     "o9w5o18wo15n10o7l26o6l26o10wo26wo9lo7n2olo3nlon3ol23ol31ol458o4l12o14l5o7lolo129l5ol2o2l4olo6l"
@@ -280,7 +287,8 @@ static const char g2zt_class_runs[] =
     "ol4olol10ol17o5l3ol5ol17o580n13o2787n10o1030l42720o32l4154o6l222o2l5762o14l7473o15l622o2466l54"
     "2o1506l4939o5l4192";
 
-/* One class per code point: a table of 201 KiB. A text uses only a few of its cache lines. */
+/* Makes a table with the class of each code point. It has 201 KiB, but a text uses only a few of
+ * its cache lines. */
 static g2z_status g2zt_classes_create(g2z_services *services, unsigned char **out) {
   static const char kinds[] = "olnw"; /* in the order of the enum */
   G2Z_TRY(G2Z_NEW(services, G2ZT_CLASSIFIED, out));
@@ -297,7 +305,7 @@ static g2z_status g2zt_classes_create(g2z_services *services, unsigned char **ou
   return G2Z_OK;
 }
 
-/* The class of the valid character at p. *next: the character after it. */
+/* The class of the character at p, which must be valid. *next becomes the place after it. */
 static inline int g2zt_class(const unsigned char *classes, const unsigned char *p,
                              const unsigned char **next) {
   uint32_t c = *p++;
@@ -310,12 +318,13 @@ static inline int g2zt_class(const unsigned char *classes, const unsigned char *
   return classes[c];
 }
 
-/* The number of bytes that one U+FFFD replaces at p, where no valid character stands: the longest
- * run of bytes that can begin a character, or 1 (Unicode's "maximal subpart", as in Python). */
+/* At p there is no valid character. Returns the number of bytes that one U+FFFD replaces there: the
+ * longest run of bytes that can begin a character, or 1 (Unicode's "maximal subpart", as in
+ * Python). */
 static size_t g2zt_utf8_broken(const unsigned char *p, const unsigned char *end) {
   for (size_t count = 3; count > 1; count--)
     for (int fill = 0x80; count <= (size_t)(end - p) && fill <= 0xBF; fill += 0x3F) {
-      unsigned char whole[4]; /* each of the ranges of a second byte includes 0x80 or 0xBF */
+      unsigned char whole[4]; /* 0x80 or 0xBF is a valid second byte after any first byte */
       memset(whole, fill, sizeof whole);
       memcpy(whole, p, count);
       if (g2z_utf8_length(whole, whole + 4) > count) return count;
@@ -364,7 +373,8 @@ typedef struct g2zt_repair { /* memory for repaired texts */
   size_t capacity;
 } g2zt_repair;
 
-/* Makes *text valid UTF-8: unchanged, or a repaired copy in `repair`. strict: fails instead. */
+/* If *text is not valid UTF-8, points *text to a repaired copy in `repair`. With `strict`, fails
+ * instead. */
 static g2z_status g2zt_valid_text(g2z_services *services, g2zt_repair *repair, int strict,
                                   const unsigned char **text, size_t *bytes) {
   size_t valid = g2zt_utf8_valid(*text, *bytes);
@@ -388,15 +398,15 @@ static g2z_status g2zt_valid_text(g2z_services *services, g2zt_repair *repair, i
  *      character of a run of white space begins the next piece if text follows. The end of a piece
  *      is certain once the character after it and the two bytes after an apostrophe are known. */
 
-#define G2ZT_CERTAIN 64 /* pieces that end this far before the end of a text are certain */
+#define G2ZT_CERTAIN 64 /* later text does not change a piece that ends so far before the end */
 
-/* The last place where the end of a piece is certain although the text may continue. */
+/* The last place at which the end of a piece is certain, although the text may continue. */
 static const unsigned char *g2zt_certain(const unsigned char *text, const unsigned char *end) {
   if (end - text <= G2ZT_CERTAIN) return text;
   return end - G2ZT_CERTAIN;
 }
 
-/* The length of the contraction at the apostrophe p; 0: none. */
+/* The length of the contraction that begins with the apostrophe at p; 0: there is none. */
 static size_t g2zt_contraction(const unsigned char *p, const unsigned char *end) {
   if (end - p < 2) return 0;
   if (p[1] == 's' || p[1] == 'd' || p[1] == 'm' || p[1] == 't') return 2;
@@ -415,9 +425,9 @@ static inline const unsigned char *g2zt_piece_end(const unsigned char *classes,
   if (*p == ' ' && p + 1 < end) at++;
   int kind = g2zt_class(classes, at, &next);
   if (kind == G2ZT_LETTER) {
-    /* Skip ASCII letters, eight at a time: a loop over bytes mispredicts the end of nearly every
-     * word. The top bit of a byte in `others` marks a byte that is no letter; no sum of 7-bit
-     * values carries into the next byte. */
+    /* Skip ASCII letters, eight at a time: in a loop over bytes, the processor mispredicts the end
+     * of nearly every word. In `others`, the top bit of a byte marks a byte that is no letter. The
+     * additions have 7-bit values, so none carries into the next byte. */
     const uint64_t ones = 0x0101010101010101u, top = 0x80 * ones;
     while (end - next >= 8) {
       uint64_t eight;
@@ -444,8 +454,8 @@ static inline const unsigned char *g2zt_piece_end(const unsigned char *classes,
   return last;
 }
 
-/* The length of the White_Space character at p; 0: another character, or an incomplete one. Needs
- * neither a table nor valid text. */
+/* The length of the White_Space character at p; 0: there is another character, or an incomplete
+ * one. Needs no table, and the text may be invalid. */
 static size_t g2zt_white_bytes(const unsigned char *p, const unsigned char *end) {
   if (p == end) return 0;
   if (*p == ' ' || (*p >= 0x09 && *p <= 0x0D)) return 1;
@@ -463,7 +473,7 @@ G2Z_API size_t g2z_encode_cut(const void *text, size_t bytes) {
   const unsigned char *begin = (const unsigned char *)text, *end = begin + bytes;
   for (size_t p = bytes; p-- > 1;) {
     if (!g2zt_white_bytes(begin + p, end)) continue;
-    int white_before = 0; /* white space is found in valid and in invalid text */
+    int white_before = 0; /* 1: white space precedes p; the text may be invalid */
     for (size_t back = 1; back <= 3 && back <= p; back++)
       white_before |= g2zt_white_bytes(begin + p - back, begin + p) == back;
     if (!white_before) return p;
@@ -476,13 +486,13 @@ G2Z_API size_t g2z_encode_cut(const void *text, size_t bytes) {
  * Law: strings are in a hash table with linear probing, at most half full; nothing is ever removed.
  *      The caller grows a heap before it pushes. */
 
-typedef struct g2zt_words { /* a set of byte strings, numbered in the order of their arrival */
+typedef struct g2zt_words { /* a set of byte strings ("words"), numbered as they were added */
   unsigned char *bytes;     /* all strings, concatenated */
   size_t bytes_capacity;
   uint32_t *starts;         /* [count + 1] */
   size_t starts_capacity;
-  uint32_t *table;          /* number + 1; 0: empty */
-  size_t slots;             /* a power of two; 0 before the first */
+  uint32_t *table;          /* [slots] number of a word + 1; 0: the slot is empty */
+  size_t slots;             /* a power of two; 0 before the first word */
   size_t count;
 } g2zt_words;
 
@@ -496,13 +506,13 @@ static inline size_t g2zt_word_bytes(const g2zt_words *words, size_t word) {
   return words->starts[word + 1] - words->starts[word];
 }
 
-/* The bytes of all words. */
+/* The number of bytes of all words. */
 static size_t g2zt_words_bytes(const g2zt_words *words) {
   if (words->count == 0) return 0;
   return words->starts[words->count];
 }
 
-/* The slot of a word, or the empty slot where it belongs. */
+/* The slot of a word; if the set lacks the word, the empty slot for it. */
 static inline size_t g2zt_words_slot(const g2zt_words *words, const unsigned char *bytes,
                                      size_t count) {
   const uint64_t odd = 0x9E3779B97F4A7C15u;
@@ -529,7 +539,8 @@ static inline int64_t g2zt_words_find(const g2zt_words *words, const unsigned ch
   return (int64_t)words->table[g2zt_words_slot(words, bytes, count)] - 1;
 }
 
-/* Finds or adds a word. *word: its number; for a new word the count before the call. */
+/* Finds or adds a word. *word becomes its number. A word is new if *word equals the count before
+ * the call. */
 static g2z_status g2zt_words_add(g2z_services *services, g2zt_words *words,
                                  const unsigned char *bytes, size_t count, size_t *word) {
   const size_t used = g2zt_words_bytes(words);
@@ -565,7 +576,7 @@ static g2z_status g2zt_words_add(g2z_services *services, g2zt_words *words,
   return G2Z_OK;
 }
 
-typedef struct g2zt_pair { /* two ids; a word of 8 bytes in a set of pairs */
+typedef struct g2zt_pair { /* two ids; in a set of pairs they are a word of 8 bytes */
   uint32_t left, right;
 } g2zt_pair;
 
@@ -611,21 +622,21 @@ static void g2zt_heap_pop(g2zt_heap *heap) {
 
 /* ===== vocabulary ========================================================
  * In:  merges, in order. Out: tokens, their ids, and the id that two ids make.
- * Law: ids follow from the merges alone. A merge joins older tokens, so its id exceeds theirs: a
- *      merge enables only later merges. */
+ * Law: ids follow from the merges alone. A merge joins two older tokens, so its id is above their
+ *      ids. Therefore a merge makes only later merges possible. */
 
 struct g2z_tokenizer {
   g2z_services *services;
   g2zt_words tokens;        /* all except <|endoftext|>, in the order of their ids */
-  g2zt_words merges;        /* pairs of ids: number i makes 256 + i */
-  uint64_t may_join[16384]; /* one bit per hash of two ids; 0: none of these pairs make an id */
+  g2zt_words merges;        /* pairs of ids: pair number i makes the id 256 + i */
+  uint64_t may_join[16384]; /* one bit per hash of two ids; 0: no pair with this hash makes an id */
   int32_t byte_ids[256];
   unsigned char *classes;   /* [G2ZT_CLASSIFIED] */
 };
 
-#define G2ZT_PRINTABLE 188 /* bytes that print in Latin-1: they have the first ids */
+#define G2ZT_PRINTABLE 188 /* number of bytes that print in Latin-1: these have the first ids */
 
-/* The byte-level vocabulary. Merges may be added to it. */
+/* Makes the byte-level vocabulary. Merges may be added to it. */
 static g2z_status g2zt_tokenizer_new(g2z_services *services, g2z_tokenizer **out) {
   static const unsigned char runs[][2] = {
       {'!', '~'}, {161, 172}, {174, 255}, /* these print; 173 is the soft hyphen */
@@ -648,13 +659,13 @@ static g2z_status g2zt_tokenizer_new(g2z_services *services, g2z_tokenizer **out
   return status;
 }
 
-/* The index of two ids among the 2^20 bits of may_join. */
+/* The number of the bit of may_join, of 2^20, that belongs to two ids. */
 static inline size_t g2zt_join_bit(uint32_t left, uint32_t right) {
   return (size_t)(((uint64_t)left << 32 | right) * 0x9E3779B97F4A7C15u >> 44);
 }
 
-/* Adds the merge of two tokens, which makes the next id. On G2Z_FORMAT the error's sentence holds
- * only the reason: the caller adds the place. */
+/* Adds the merge of two tokens, which makes the next id. On G2Z_FORMAT the error's sentence
+ * contains only the reason: the caller adds the place. */
 static g2z_status g2zt_tokenizer_join(g2z_tokenizer *tokenizer, uint32_t left, uint32_t right) {
   g2z_services *services = tokenizer->services;
   g2zt_words *tokens = &tokenizer->tokens;
@@ -721,12 +732,12 @@ G2Z_API const unsigned char *g2z_tokenizer_token(const g2z_tokenizer *tokenizer,
 
 /* ===== merging ===========================================================
  * In:  a piece. Out: its ids.
- * Law: the merge with the smallest id comes first, among equals the leftmost: a heap of (id, place)
- *      yields them in that order. */
+ * Law: the merge with the smallest id comes first; of merges with the same id, the leftmost. A heap
+ *      of (id, place) yields them in that order. */
 
-#define G2ZT_PART 1048576 /* longer pieces are merged in parts: 48 bytes of memory per byte */
+#define G2ZT_PART 1048576 /* a longer piece is merged in parts: a byte needs 48 bytes of memory */
 
-typedef struct g2zt_symbol { /* some bytes of the piece; its place is the offset of the first */
+typedef struct g2zt_symbol { /* some bytes of the piece; its place: offset of the first byte */
   uint32_t id;
   uint32_t joined;           /* the id that it makes with the next symbol; 0: none */
   uint32_t next, previous;   /* places of its neighbours */
@@ -740,14 +751,15 @@ typedef struct g2zt_merger { /* memory that is reused for each piece */
   g2zt_heap heap;            /* (id, place) of pending merges and of stale ones */
 } g2zt_merger;
 
-/* Enters the merge of the symbol at `at` with the one at `next`, if there is one. An earlier merge
- * of `at` becomes stale: no two pairs make the same id, so `joined` changes. */
+/* Puts the merge of the symbols at `at` and `next` into the heap, if they make an id. An item of
+ * `at` that is already in the heap becomes stale: no two pairs make the same id, so its id differs
+ * from `joined`. */
 static void g2zt_meet(g2zt_merger *merger, uint32_t at, uint32_t next) {
   const g2z_tokenizer *tokenizer = merger->tokenizer;
   const g2zt_pair pair = {merger->symbols[at].id, merger->symbols[next].id};
   size_t bit = g2zt_join_bit(pair.left, pair.right);
   merger->symbols[at].joined = 0;
-  /* Most pairs make no id. may_join shows that in 128 KiB, which stay in a core's cache. */
+  /* Most pairs make no id. may_join shows this with 128 KiB, which fit into a core's cache. */
   if (!(tokenizer->may_join[bit / 64] >> bit % 64 & 1)) return;
   int64_t merge = g2zt_words_find(&tokenizer->merges, (const unsigned char *)&pair, sizeof pair);
   if (merge < 0) return;
@@ -755,7 +767,7 @@ static void g2zt_meet(g2zt_merger *merger, uint32_t at, uint32_t next) {
   g2zt_heap_push(&merger->heap, (uint64_t)merge + 256, at);
 }
 
-/* The id of the first merge from `from` on whose left token is this one; UINT32_MAX: none. */
+/* The smallest id, `from` or above, of a merge whose left token is `token`; UINT32_MAX: none. */
 static uint32_t g2zt_merge_of_left(const g2z_tokenizer *tokenizer, uint32_t token, uint32_t from) {
   if (from < 256) from = 256;
   for (size_t id = from; id < tokenizer->tokens.count; id++)
@@ -763,26 +775,28 @@ static uint32_t g2zt_merge_of_left(const g2z_tokenizer *tokenizer, uint32_t toke
   return UINT32_MAX;
 }
 
-/* Turns `count` bytes of a piece into *made ids, which stand for *used bytes: all, unless the piece
- * is open. `ids` has room for one id per byte. If the piece is open, an unknown symbol follows the
- * last one and might merge with it. Merges come in the order of their ids: when the first merge
- * whose left token is the last symbol is due, that symbol becomes uncertain and is dropped. The
- * remaining ids are the first ids of the whole piece, because no merge crosses their end. */
+/* Turns `count` bytes of a piece into *made ids, which stand for *used bytes. `ids` has room for
+ * one id per byte. `open` 0: all bytes are used. `open` 1: the piece continues, so an unknown
+ * symbol follows the last symbol and might merge with it. Merges are done in the order of their
+ * ids. When the next id is that of a merge whose left token is the last symbol, that symbol becomes
+ * uncertain and is dropped. The remaining ids are the first ids of the whole piece, because no
+ * merge crosses their end. */
 static g2z_status g2zt_merge_part(g2zt_merger *merger, const unsigned char *piece, size_t count,
                                   int open, int32_t *ids, size_t *made, size_t *used) {
   const g2z_tokenizer *tokenizer = merger->tokenizer;
   g2z_services *services = merger->services;
-  uint32_t end = (uint32_t)count, last = end - 1, risk = UINT32_MAX; /* this merge drops `last` */
+  uint32_t end = (uint32_t)count, last = end - 1, risk = UINT32_MAX; /* id that drops `last` */
   G2Z_ASSERT(count && count < UINT32_MAX);
   G2Z_TRY(G2Z_GROW(services, &merger->symbols, &merger->symbols_capacity, 0, count));
-  /* A merge leaves the heap and enters at most two others. */
+  /* The heap begins with less than `count` items. Each of less than `count` merges removes one item
+   * and adds at most two. */
   G2Z_TRY(G2Z_GROW(services, &merger->heap.items, &merger->heap.capacity, 0, 2 * count));
   g2zt_symbol *symbols = merger->symbols;
   for (uint32_t i = 0; i < end; i++) {
     symbols[i].id = (uint32_t)tokenizer->byte_ids[piece[i]];
     symbols[i].joined = 0;
     symbols[i].next = i + 1;
-    symbols[i].previous = i - 1; /* of the first, never read */
+    symbols[i].previous = i - 1; /* for the first symbol it is never read */
   }
   merger->heap.count = 0;
   for (uint32_t i = 0; i < last; i++) g2zt_meet(merger, i, i + 1);
@@ -802,7 +816,7 @@ static g2z_status g2zt_merge_part(g2zt_merger *merger, const unsigned char *piec
     }
     if (id == UINT32_MAX) break;
     g2zt_heap_pop(&merger->heap);
-    if (at >= end || symbols[at].joined != id) continue; /* dropped or stale */
+    if (at >= end || symbols[at].joined != id) continue; /* the item is dropped or stale */
     uint32_t right = symbols[at].next, next = symbols[right].next;
     symbols[at].id = id;
     symbols[at].next = next;
@@ -823,8 +837,8 @@ static g2z_status g2zt_merge_part(g2zt_merger *merger, const unsigned char *piec
   return G2Z_OK;
 }
 
-/* Like g2zt_merge_part, for a piece of any length. It merges parts of a MiB: a part ends where no
- * later byte can change its ids, and the next part begins there like a piece. */
+/* Does the same for a piece of any length, in parts of 1 MiB. A part ends where no later byte can
+ * change its ids; the next part begins there as if it were a piece. */
 static g2z_status g2zt_merge(g2zt_merger *merger, const unsigned char *piece, size_t count,
                              int open, int32_t *ids, size_t *made, size_t *used) {
   size_t most = G2ZT_PART;
@@ -839,7 +853,7 @@ static g2z_status g2zt_merge(g2zt_merger *merger, const unsigned char *piece, si
     *made += some;
     *used += bytes;
     if (last) break;
-    if (bytes == 0) most *= 2; /* no id was certain */
+    if (bytes == 0) most *= 2; /* no id was certain: try a longer part */
   }
   return G2Z_OK;
 }
@@ -852,14 +866,14 @@ static g2z_status g2zt_merge(g2zt_merger *merger, const unsigned char *piece, si
 #define G2ZT_WORDS_BITS 17
 #define G2ZT_WORD_BYTES 31
 #define G2ZT_WORD_IDS 7
-#define G2ZT_BATCH 64       /* pieces whose cache lines are prefetched together */
+#define G2ZT_BATCH 64       /* the cache lines of this number of pieces are prefetched together */
 
-typedef struct g2zt_key {   /* up to 31 bytes of a piece, zeros, and in the last byte its length */
+typedef struct g2zt_key {   /* a piece of up to 31 bytes, then zeros; in the last byte its length */
   uint64_t eights[4];
 } g2zt_key;
 
-typedef struct g2zt_word {  /* a piece that was merged before */
-  g2zt_key key;             /* zero: none, since no piece is empty */
+typedef struct g2zt_word {  /* an entry of the cache: a piece that was merged before */
+  g2zt_key key;             /* zero: the entry is free, since no piece is empty */
   int32_t ids[G2ZT_WORD_IDS];
   uint32_t count;           /* number of ids */
 } g2zt_word;
@@ -871,7 +885,7 @@ struct g2z_encoder {
   const g2z_tokenizer *tokenizer;
   g2zt_repair repair;
   g2zt_merger merger;
-  void *cache;              /* the block that holds the words */
+  void *cache;              /* the allocation that contains the words */
   g2zt_word *words;         /* [1 << G2ZT_WORDS_BITS] */
   uint64_t masks[G2ZT_WORD_BYTES + 1][4]; /* row n keeps the first n bytes of a key */
 };
@@ -904,7 +918,7 @@ G2Z_API void g2z_encoder_free(g2z_encoder *encoder) {
   g2z_release(services, encoder);
 }
 
-/* The key of a piece. Reads 32 bytes at once if the text has that many left. */
+/* The key of a piece. Reads 32 bytes at once if the text has so many left. */
 static inline g2zt_key g2zt_key_of(const g2z_encoder *encoder, const unsigned char *p, size_t bytes,
                                    const unsigned char *end) {
   g2zt_key key;
@@ -949,17 +963,17 @@ G2Z_API g2z_status g2z_tokens_reserve(g2z_services *services, g2z_tokens *tokens
   return status;
 }
 
-/* Appends the ids of a word. It always copies the whole array, then counts `count` ids as added: a
- * loop over `count` ids would often mispredict its branch. */
+/* Appends the ids of a word. Copies the whole array, of which only `count` ids are added: in a loop
+ * over `count` ids, the processor would often mispredict the end. */
 static inline void g2zt_append(const g2zt_word *word, g2z_tokens *out) {
   memcpy(out->ids + out->count, word->ids, sizeof word->ids);
   out->count += word->count;
 }
 
-/* Appends the ids of a piece that is not in its first place `word`. Its second place is the
- * neighbouring word. A piece in neither is merged. A short one is entered, in the first place if
- * that is free, else in the second. So early pieces, mostly frequent ones, stay in their first
- * place. */
+/* Appends the ids of a piece that was not found in its first place of the cache, `word`. Its second
+ * place is the neighbour of `word`. If it is in neither place, the piece is merged. A short piece
+ * is then put into the first place if that is free, else into the second. So the pieces that occur
+ * early, mostly frequent ones, stay in their first place. */
 static g2z_status g2zt_encode_other(g2z_encoder *encoder, const unsigned char *piece, size_t bytes,
                                     const g2zt_key *key, g2zt_word *word, g2z_tokens *out) {
   g2zt_word *second = &encoder->words[(size_t)(word - encoder->words) ^ 1];
@@ -979,9 +993,9 @@ static g2z_status g2zt_encode_other(g2z_encoder *encoder, const unsigned char *p
   return G2Z_OK;
 }
 
-/* Appends the ids of the first *used bytes of a piece that may continue after `bytes` bytes. The
- * next call reads the rest as if a piece began there, so the rest must not look like a contraction
- * or begin inside a character. */
+/* Encodes the beginning of a piece that may continue after `bytes` bytes: appends the ids of its
+ * first *used bytes. The next call reads the rest as if a piece began there. So the rest must not
+ * begin like a contraction, or inside a character. */
 static g2z_status g2zt_encode_begun(g2z_encoder *encoder, const unsigned char *piece, size_t bytes,
                                     const unsigned char *end, g2z_tokens *out, size_t *used) {
   const g2zt_words *tokens = &encoder->tokenizer->tokens;
@@ -1000,17 +1014,18 @@ static g2z_status g2zt_encode_begun(g2z_encoder *encoder, const unsigned char *p
   return G2Z_OK;
 }
 
-/* Appends the ids of valid text without special tokens; *used is the part that was encoded. open:
- * the text may continue after `bytes`, so only the part that no continuation changes is encoded. */
+/* Appends the ids of valid text without special tokens. *used: number of bytes that were encoded.
+ * `open` 1: the text may continue after `bytes` bytes; encodes only the part that later text cannot
+ * change. */
 static g2z_status g2zt_encode_ordinary(g2z_encoder *encoder, const unsigned char *text,
                                        size_t bytes, int open, g2z_tokens *out, size_t *used) {
   const unsigned char *p = text, *end = text + bytes, *limit = end;
-  const unsigned char *starts[G2ZT_BATCH + 1]; /* of pieces, and the end of the last */
+  const unsigned char *starts[G2ZT_BATCH + 1]; /* starts of the pieces, and end of the last */
   g2zt_key keys[G2ZT_BATCH];
-  g2zt_word *words[G2ZT_BATCH];                /* the first place of each in the cache */
+  g2zt_word *words[G2ZT_BATCH];                /* first place of each piece in the cache */
   if (open) limit = g2zt_certain(text, end);
   while (p < limit) {
-    /* find the next pieces and prefetch their words */
+    /* Find the next pieces, and prefetch their words. */
     size_t count = 0;
     starts[0] = p;
     while (count < G2ZT_BATCH && p < limit) {
@@ -1024,7 +1039,7 @@ static g2z_status g2zt_encode_ordinary(g2z_encoder *encoder, const unsigned char
       p = next;
     }
     if (count == 0) break;
-    /* append their ids */
+    /* Append the ids of these pieces. */
     size_t most = out->count + (size_t)(p - starts[0]) + G2ZT_WORD_IDS;
     G2Z_TRY(g2z_tokens_reserve(encoder->services, out, most));
     for (size_t i = 0; i < count; i++)
@@ -1034,7 +1049,7 @@ static g2z_status g2zt_encode_ordinary(g2z_encoder *encoder, const unsigned char
   }
   *used = (size_t)(p - text);
   if (!open || limit - p < G2ZT_PART) return G2Z_OK;
-  size_t begun; /* of a long piece */
+  size_t begun; /* number of bytes of a long piece that are encoded */
   G2Z_TRY(g2zt_encode_begun(encoder, p, (size_t)(limit - p), end, out, &begun));
   *used += begun;
   return G2Z_OK;
@@ -1052,7 +1067,7 @@ static const unsigned char *g2zt_find_eot(const unsigned char *p, const unsigned
   return NULL;
 }
 
-/* The bytes of a text without a last character that is truncated. */
+/* The number of bytes of a text, without its last character if that is truncated. */
 static size_t g2zt_utf8_whole(const unsigned char *text, size_t bytes) {
   const unsigned char *end = text + bytes;
   for (size_t back = 1; back <= 3 && back <= bytes; back++) {
@@ -1065,8 +1080,8 @@ static size_t g2zt_utf8_whole(const unsigned char *text, size_t bytes) {
   return bytes;
 }
 
-/* Appends the ids of valid text. The parts between special <|endoftext|> are encoded separately, as
- * by tiktoken and Hugging Face. `open` and *used are as in g2zt_encode_ordinary. */
+/* Appends the ids of valid text. As in tiktoken and Hugging Face's encoder, the parts between
+ * special <|endoftext|> are encoded separately. `open` and *used are as in g2zt_encode_ordinary. */
 static g2z_status g2zt_encode_valid(g2z_encoder *encoder, const unsigned char *text, size_t bytes,
                                     int flags, int open, g2z_tokens *out, size_t *used) {
   const unsigned char *p = text, *end = text + bytes;
@@ -1133,11 +1148,11 @@ G2Z_API g2z_status g2z_decode(g2z_services *services, const g2z_tokenizer *token
 
 /* ===== vocabulary files ==================================================
  * In:  merge lists and JSON. Out: a vocabulary; and the files of a vocabulary.
- * Law: a file that does not give GPT-2's ids is refused, with the line or number of the reason. */
+ * Law: the ids must be made as GPT-2's are: else the error names the line or the entry. */
 
 #define G2ZT_NAME_BYTES (2 * G2ZT_TOKEN_BYTES + 1)
 
-/* Returns 1 if a file begins so. */
+/* Returns 1 if a file begins with `beginning`. */
 static int g2zt_begins(const void *text, size_t bytes, const char *beginning) {
   const size_t count = strlen(beginning);
   return bytes >= count && memcmp(text, beginning, count) == 0;
@@ -1150,8 +1165,9 @@ static size_t g2zt_byte_order_mark(const void *text, size_t bytes) {
   return strlen(mark);
 }
 
-/* A token in the form of vocabulary files, with a NUL: each byte as a printable character in UTF-8,
- * itself or U+0100 + its index among the other 68. Returns its length. */
+/* Writes a token as vocabulary files do, with a NUL; returns the length. Each byte becomes a
+ * printable character in UTF-8: itself, or for the other 68 bytes, U+0100 + its index among
+ * them. */
 static size_t g2zt_token_name(const g2z_tokenizer *tokenizer, int id, char out[G2ZT_NAME_BYTES]) {
   size_t bytes, length = 0;
   const unsigned char *token = g2z_tokenizer_token(tokenizer, id, &bytes);
@@ -1170,14 +1186,14 @@ static size_t g2zt_token_name(const g2z_tokenizer *tokenizer, int id, char out[G
   return length;
 }
 
-typedef struct g2zt_reading { /* the position in a vocabulary file */
+typedef struct g2zt_reading { /* the state of reading a vocabulary file */
   g2z_services *services;
   const char *label;          /* "gpt2/vocab.bpe" */
-  const char *unit;           /* "line", "merge" or "token", */
-  size_t number;              /* and its number: for messages */
+  const char *unit;           /* for messages: "line", "merge" or "token" */
+  size_t number;              /* for messages: number of this line, merge or token */
   g2z_tokenizer *tokenizer;
-  g2zt_words names;           /* the tokens in the form of vocabulary files */
-  unsigned char *text;        /* the last unescaped string */
+  g2zt_words names;           /* the tokens, as vocabulary files write them */
+  unsigned char *text;        /* the last JSON string, unescaped */
   size_t text_capacity;
 } g2zt_reading;
 
@@ -1192,7 +1208,8 @@ static g2z_status g2zt_reading_fail(g2zt_reading *reading, const char *format, .
                   reading->number, reason);
 }
 
-/* The first bytes of a string in a file, made printable for messages: \x1b takes 4 bytes. */
+/* The first bytes of a string in a file, made printable for messages. A byte may become four
+ * characters, such as \x1b. */
 #define G2ZT_SHOWN 48
 typedef struct g2zt_shown {
   char text[G2ZT_SHOWN * 4 + sizeof "..."];
@@ -1214,7 +1231,7 @@ static g2zt_shown g2zt_show(const unsigned char *bytes, size_t count) {
   return shown;
 }
 
-/* Adds a merge, given as "left right". */
+/* Adds a merge that the file has as "left right". */
 static g2z_status g2zt_read_merge(g2zt_reading *reading, const unsigned char *line, size_t bytes) {
   const unsigned char *end = line + bytes;
   const unsigned char *space = (const unsigned char *)memchr(line, ' ', bytes);
@@ -1246,7 +1263,7 @@ static g2z_status g2zt_read_merge(g2zt_reading *reading, const unsigned char *li
   return g2zt_words_add(reading->services, &reading->names, name, lengths[0] + lengths[1], &word);
 }
 
-/* Appends a JSON string, unescaped, to the first `*bytes` of the reading's text. */
+/* Unescapes a JSON string into reading->text, after its first *bytes bytes. */
 static g2z_status g2zt_read_text(g2zt_reading *reading, g2z_json_text text, size_t *bytes) {
   G2Z_TRY(G2Z_GROW(reading->services, &reading->text, &reading->text_capacity, *bytes,
                    *bytes + text.bytes + 1));
@@ -1254,7 +1271,7 @@ static g2z_status g2zt_read_text(g2zt_reading *reading, g2z_json_text text, size
   return G2Z_OK;
 }
 
-/* tokenizer.json, model.merges: "left right" or ["left", "right"]. */
+/* Reads model.merges of tokenizer.json: "left right" or ["left", "right"]. */
 static g2z_status g2zt_read_json_merges(g2zt_reading *reading, g2z_json *json) {
   if (!g2z_json_enter(json, '[')) return G2Z_OK;
   for (; g2z_json_next(json, ']', NULL); reading->number++) {
@@ -1263,7 +1280,7 @@ static g2z_status g2zt_read_json_merges(g2zt_reading *reading, g2z_json *json) {
       G2Z_TRY(g2zt_read_text(reading, g2z_json_string(json), &bytes));
     } else {
       for (g2z_json_enter(json, '['); g2z_json_next(json, ']', NULL); count++) {
-        if (count) reading->text[bytes++] = ' '; /* g2zt_read_text left room for it */
+        if (count) reading->text[bytes++] = ' '; /* g2zt_read_text left room for a byte */
         G2Z_TRY(g2zt_read_text(reading, g2z_json_string(json), &bytes));
       }
       if (json->status == G2Z_OK && count != 2)
@@ -1275,7 +1292,7 @@ static g2z_status g2zt_read_json_merges(g2zt_reading *reading, g2z_json *json) {
   return G2Z_OK;
 }
 
-/* tokenizer.json, model.vocab: it must give the ids that follow from the merges. */
+/* Reads model.vocab of tokenizer.json: its ids must be those that follow from the merges. */
 static g2z_status g2zt_read_json_vocab(g2zt_reading *reading, g2z_json *json) {
   const g2zt_words *tokens = &reading->tokenizer->tokens;
   size_t known = 0;
@@ -1308,7 +1325,7 @@ static g2z_status g2zt_read_json_vocab(g2zt_reading *reading, g2z_json *json) {
 #define G2ZT_PIECES                                                                             \
   "pre_tokenizer must be of type ByteLevel, without add_prefix_space and with use_regex, like " \
   "GPT-2's; other patterns are not supported"
-/* Members of tokenizer.json that would change the ids; each has this value or null. */
+/* Members of tokenizer.json that could change the ids. Each must have this value, or null. */
 static const struct { const char *object, *member, *value, *refusal; } g2zt_facts[] = {
     {"model", "type", "\"BPE\"", "model.type must be BPE, like GPT-2's"},
     {"model", "end_of_word_suffix", "\"\"", G2ZT_AFFIX},
@@ -1322,8 +1339,8 @@ static const struct { const char *object, *member, *value, *refusal; } g2zt_fact
     {"pre_tokenizer", "add_prefix_space", "false", G2ZT_PIECES},
     {"", "normalizer", "null", "a normalizer is not supported; GPT-2 has none (null)"}};
 
-/* Reads a member; returns whether it is one of the facts with its value. Another value, except
- * null, is an error. */
+/* Reads a member. 1: it is one of g2zt_facts and has the right value. A wrong value is an error,
+ * except null. */
 static int g2zt_read_json_fact(g2z_json *json, const char *object, const g2z_json_text *key) {
   g2z_json_peek(json); /* moves to the value */
   const char *value = (const char *)json->at;
@@ -1338,8 +1355,8 @@ static int g2zt_read_json_fact(g2z_json *json, const char *object, const g2z_jso
   return 0;
 }
 
-/* tokenizer.json, added_tokens: Hugging Face's encoder finds each of them in every text, so any
- * except <|endoftext|> would change ids. */
+/* Reads added_tokens of tokenizer.json. Hugging Face's encoder finds these tokens in every text, so
+ * any of them except <|endoftext|> would change ids. */
 static g2z_status g2zt_read_json_added(g2zt_reading *reading, g2z_json *json) {
   const int eot = g2z_tokenizer_eot(reading->tokenizer);
   char word[400];
@@ -1372,8 +1389,8 @@ static g2z_status g2zt_read_json_added(g2zt_reading *reading, g2z_json *json) {
   return G2Z_OK;
 }
 
-/* Reads tokenizer.json, whose members come in any order. Everything is checked against the merges,
- * so a first walk reads only the model's merges and facts; the second one reads the rest. */
+/* Reads tokenizer.json, whose members may have any order. Everything is checked against the merges.
+ * So a first walk reads only the model's merges and facts; a second walk reads the rest. */
 static g2z_status g2zt_read_json_first(g2zt_reading *reading, const void *text, size_t bytes) {
   g2z_json json;
   g2z_json_text key;
@@ -1438,7 +1455,7 @@ static g2z_status g2zt_read_json_second(g2zt_reading *reading, const void *text,
                   "merges.txt", reading->label);
 }
 
-/* vocab.bpe, merges.txt: one merge per line. */
+/* Reads vocab.bpe or merges.txt: one merge per line. */
 static g2z_status g2zt_read_lines(g2zt_reading *reading, const unsigned char *text, size_t bytes) {
   static const char version[] = "#version";
   const unsigned char *end = text + bytes;
@@ -1473,14 +1490,15 @@ static g2z_status g2zt_read_vocabulary(g2zt_reading *reading, const unsigned cha
     return g2z_fail(reading->services, G2Z_UNSUPPORTED, "%s is a vocabulary in %s's format, which "
                     "is not supported: give it as vocab.bpe, merges.txt or tokenizer.json",
                     reading->label, is_llmc ? "llm.c" : "tiktoken");
-  const size_t merge = bytes < 6 ? bytes : 6; /* the line of the first merge ends within these */
+  const size_t merge = bytes < 6 ? bytes : 6; /* the first merge's line ends within so many bytes */
   if (bytes == 1 || text[0] != '{' || (text[1] == ' ' && memchr(text, '\n', merge)))
     return g2zt_read_lines(reading, text, bytes);
   G2Z_TRY(g2zt_read_json_first(reading, text, bytes));
   return g2zt_read_json_second(reading, text, bytes);
 }
 
-/* Reads a vocabulary into a new tokenizer; only_ids: compares the ids of a vocab.json with it. */
+/* Reads a vocabulary into a new tokenizer. only_ids 1: reads vocab.json, and compares its ids with
+ * the tokenizer. */
 static g2z_status g2zt_read(g2z_tokenizer *tokenizer, int only_ids, const char *label,
                             const void *text, size_t bytes) {
   g2z_services *services = tokenizer->services;
@@ -1592,16 +1610,16 @@ G2Z_API g2z_status g2z_tokenizer_write_vocab(g2z_services *services, const g2z_t
 
 /* ===== learning a vocabulary =============================================
  * In:  texts. Out: merges.
- * Law: pieces are counted first. Then the most frequent pair of neighbours becomes a token, again
- *      and again; among equals the smaller pair of ids. A merge visits only the places of its pair,
- *      and a heap yields the best pair. */
+ * Law: pieces are counted first. Then, again and again, the most frequent pair of neighbours
+ *      becomes a token; of equally frequent pairs, the smaller pair of ids. A merge visits only the
+ *      places of its pair, and a heap yields the best pair. */
 
 struct g2z_bpe_trainer {
   g2z_services *services;
   unsigned char *classes;
   g2zt_repair repair;
   g2zt_words words;        /* the different pieces of all texts */
-  int64_t *counts;         /* [words.count] how often each occurred */
+  int64_t *counts;         /* [words.count] number of times that each piece occurred */
   size_t counts_capacity;
 };
 
@@ -1626,7 +1644,7 @@ G2Z_API void g2z_bpe_trainer_free(g2z_bpe_trainer *trainer) {
   g2z_release(services, trainer);
 }
 
-/* Counts a piece that occurred `times` times. For a known piece it cannot fail. */
+/* Counts a piece that occurred `times` times. The call cannot fail if the piece is known. */
 static inline g2z_status g2zt_trainer_count(g2z_bpe_trainer *trainer, const unsigned char *piece,
                                             size_t bytes, int64_t times) {
   const size_t known = trainer->words.count;
@@ -1644,14 +1662,15 @@ static inline g2z_status g2zt_trainer_count(g2z_bpe_trainer *trainer, const unsi
   return G2Z_OK;
 }
 
-/* Counts the pieces of valid text, `times` each, up to *stop: the end, or in an open text the last
- * certain end of a piece. After a failure *stop is the first piece that was not counted. */
+/* Adds `times` to the count of each piece of valid text, up to *stop. *stop becomes the end of the
+ * text, or in an open text the last certain end of a piece. After a failure it is the first piece
+ * that was not counted. */
 static g2z_status g2zt_trainer_walk(g2z_bpe_trainer *trainer, const unsigned char *p,
                                     const unsigned char *end, int flags, int open, int64_t times,
                                     const unsigned char **stop) {
   const unsigned char *eot;
   *stop = p;
-  do { /* a special <|endoftext|> is no text: no piece crosses it */
+  do { /* for each part between special <|endoftext|>, which no piece crosses */
     const unsigned char *last = end, *limit = end;
     eot = g2zt_find_eot(p, end, flags);
     if (eot) last = limit = eot;
@@ -1682,12 +1701,12 @@ G2Z_API g2z_status g2z_bpe_trainer_feed_part(g2z_bpe_trainer *trainer, const voi
   G2Z_TRY(g2zt_valid_text(trainer->services, &trainer->repair, flags & G2Z_ENCODE_STRICT, &begin,
                           &valid));
   g2z_status status = g2zt_trainer_walk(trainer, begin, begin + valid, flags, open, 1, &stop);
-  if (status != G2Z_OK) { /* takes back what was counted */
+  if (status != G2Z_OK) { /* subtract what was counted */
     g2zt_trainer_walk(trainer, begin, stop, flags, 0, -1, &stop);
     return status;
   }
   *used = (size_t)(stop - begin);
-  if (begin != text) /* count them as given bytes, before the repair */
+  if (begin != text) /* convert to a number of bytes of the unrepaired text */
     g2zt_utf8_repair((const unsigned char *)text, bytes, NULL, *used, used);
   return G2Z_OK;
 }
@@ -1707,37 +1726,37 @@ G2Z_API g2z_status g2z_bpe_trainer_add(g2z_bpe_trainer *trainer, const g2z_bpe_t
     if (status != G2Z_OK) break;
   }
   if (status == G2Z_OK) return G2Z_OK;
-  for (size_t i = 0; i < added; i++) /* takes back what was added */
+  for (size_t i = 0; i < added; i++) /* subtract what was added */
     g2zt_trainer_count(trainer, words->bytes + words->starts[i], g2zt_word_bytes(words, i),
                        -other->counts[i]);
   return status;
 }
 
-/* All words in one array. A symbol of n bytes is n sites; its first and last site hold its id, so
- * both neighbours are found without links. A barrier (id -1) stands before, between and after
- * words. The sites where the same pair of symbols begins form a doubly linked list: a merge visits
- * exactly those. */
+/* All words are in one array, with one site per byte. A symbol of n bytes has n sites; its first
+ * and its last site have its id, so that both neighbours are found without links. A barrier (id -1)
+ * stands before, between and after words. The sites at which the same pair of symbols begins form a
+ * doubly linked list: a merge of the pair visits only these sites. */
 typedef struct g2zt_site {
   int32_t id;              /* -1: a barrier, or inside a symbol */
   uint32_t word;           /* the word of this byte */
   uint32_t list;           /* the list that this site is in; 0: none */
-  uint32_t before, after;  /* in the list; 0: none, as site 0 is a barrier */
+  uint32_t before, after;  /* neighbours in this list; 0: none, since site 0 is a barrier */
 } g2zt_site;
 
 typedef struct g2zt_record { /* a pair of tokens during training */
-  int64_t count;             /* its occurrences in all texts */
-  uint32_t first;            /* the list of its sites */
+  int64_t count;             /* number of times that it occurs in all texts */
+  uint32_t first;            /* first site of its list; 0: none */
 } g2zt_record;
 
 typedef struct g2zt_learning {
   g2z_services *services;
   g2z_tokenizer *tokenizer;
-  const int64_t *counts;     /* of each word */
+  const int64_t *counts;     /* number of times that each word occurs */
   g2zt_site *sites;          /* all words, with barriers */
-  g2zt_words pairs;          /* pair i of ids has record i + 1 */
+  g2zt_words pairs;          /* pair number i has the record number i + 1 */
   g2zt_record *records;      /* records[0] is unused: list 0 means none */
   size_t records_capacity;
-  g2zt_heap heap;            /* (INT64_MAX - count, left << 32 | right), the count when entered */
+  g2zt_heap heap;            /* (INT64_MAX - count, left << 32 | right); count may be outdated */
 } g2zt_learning;
 
 /* The symbol after the symbol at `at`; a barrier if there is none. */
@@ -1753,7 +1772,7 @@ static inline uint32_t g2zt_site_previous(const g2zt_learning *learning, uint32_
   return at - (uint32_t)g2zt_word_bytes(&learning->tokenizer->tokens, (size_t)id);
 }
 
-/* Enters the records from `first` on into the heap: the pairs that the last merge made. */
+/* Puts the records from `first` on into the heap: the pairs that the last merge made. */
 static g2z_status g2zt_learn_enter(g2zt_learning *learning, size_t first) {
   G2Z_TRY(G2Z_GROW(learning->services, &learning->heap.items, &learning->heap.capacity,
                    learning->heap.count,
@@ -1767,7 +1786,7 @@ static g2z_status g2zt_learn_enter(g2zt_learning *learning, size_t first) {
   return G2Z_OK;
 }
 
-/* Enters the symbol at `at` and its right neighbour in the record of their pair. */
+/* Adds the pair of the symbol at `at` and its right neighbour to the record of this pair. */
 static g2z_status g2zt_learn_link(g2zt_learning *learning, uint32_t at) {
   g2zt_site *sites = learning->sites;
   const g2zt_words *tokens = &learning->tokenizer->tokens;
@@ -1805,7 +1824,7 @@ static void g2zt_learn_unlink(g2zt_learning *learning, uint32_t at) {
   sites[at].list = 0;
 }
 
-/* Lays the words out as sites of single bytes, and records their pairs. */
+/* Makes the sites of all words, with single bytes as symbols, and records their pairs. */
 static g2z_status g2zt_learn_begin(g2zt_learning *learning, const g2zt_words *words) {
   const size_t total = 1 + words->count + g2zt_words_bytes(words);
   G2Z_TRY(G2Z_NEW(learning->services, total, &learning->sites));
@@ -1825,8 +1844,8 @@ static g2z_status g2zt_learn_begin(g2zt_learning *learning, const g2zt_words *wo
   return g2zt_learn_enter(learning, 1);
 }
 
-/* The record of the most frequent pair; 0: no pair is left. Counts only fall: an outdated item is
- * entered again with its count, and the first item that is current is the best. */
+/* The record of the most frequent pair; 0: no pair is left. Counts only fall. So an outdated item
+ * is put back with its present count, and the first item with a present count is the best. */
 static uint32_t g2zt_learn_best(g2zt_learning *learning) {
   while (learning->heap.count) {
     const g2zt_item item = learning->heap.items[0];
@@ -1849,7 +1868,7 @@ static g2z_status g2zt_learn_merge(g2zt_learning *learning, uint32_t *at, int32_
   const uint32_t previous = g2zt_site_previous(learning, *at);
   g2zt_learn_unlink(learning, *at);
   g2zt_learn_unlink(learning, second);
-  g2zt_learn_unlink(learning, previous); /* site 0 is in no list */
+  g2zt_learn_unlink(learning, previous); /* `previous` may be site 0, which is in no list */
   sites[second - 1].id = -1;
   sites[second].id = -1;
   sites[*at].id = id;
@@ -1872,8 +1891,8 @@ static g2z_status g2zt_learn(g2zt_learning *learning, const g2zt_words *words, i
     const g2zt_pair pair = g2zt_pair_at(&learning->pairs, best - 1);
     G2Z_TRY(g2zt_tokenizer_join(learning->tokenizer, pair.left, pair.right));
     while (learning->records[best].first) {
-      /* A pair (x, x) in a run of x: its sites overlap and are merged from left to right. Taking a
-       * run as a whole visits each of its symbols only a few times. */
+      /* In a run of x, the sites of the pair (x, x) overlap: merge them from left to right. Each
+       * run is merged as a whole, so that its symbols are visited only a few times. */
       uint32_t at = learning->records[best].first;
       uint32_t previous = g2zt_site_previous(learning, at);
       while (previous && sites[previous].list == best) {
@@ -1916,14 +1935,15 @@ G2Z_API g2z_status g2z_bpe_trainer_finish(g2z_bpe_trainer *trainer, int vocab,
  * Law: a file that is not text is refused; the message names its kind and a command that converts
  *      it. */
 
-/* Returns 1 if the first `length` bytes of a name have this ending. */
+/* Returns 1 if the first `length` bytes of a name end with `ending`. */
 static int g2zt_ends(const char *name, size_t length, const char *ending) {
   size_t tail = strlen(ending);
   return length > tail && memcmp(name + length - tail, ending, tail) == 0;
 }
 
-/* Names of packed files end so; the command that unpacks one. zstd refuses windows of more than
- * 128 MiB without --long=31. It takes memory for them only if the file has such windows. */
+/* The endings of packed files' names, and the commands that unpack the files. Without --long=31
+ * zstd refuses windows of more than 128 MiB; it needs their memory only if the file has such
+ * windows. */
 static const char *const g2zt_packed[][2] = {{".gz", "gzip -dc"}, {".zst", "zstd -dc --long=31"}};
 
 G2Z_API g2z_text_name g2z_text_named(const char *path) {
@@ -1938,7 +1958,7 @@ G2Z_API g2z_text_name g2z_text_named(const char *path) {
   return name;
 }
 
-/* Starts the unpacker, which reads out->file, and puts its output there. */
+/* Starts the unpacker, which reads the file out->file. Then out->file becomes its output. */
 static g2z_status g2zt_unpack(g2z_services *services, const char *path, g2z_text_file *out) {
   extern char **environ;
   const int given = out->file;
@@ -1965,7 +1985,7 @@ static g2z_status g2zt_unpack(g2z_services *services, const char *path, g2z_text
   for (int i = 0; i < 2; i++) {
     fcntl(unpacked[i], F_SETFD, FD_CLOEXEC);
     fcntl(messages[i], F_SETFD, FD_CLOEXEC);
-    /* Messages are read when the process has ended: a full pipe must not stop it. */
+    /* Messages are read only after the process has ended: it must not wait on a full pipe. */
     fcntl(messages[i], F_SETFL, O_NONBLOCK);
   }
   posix_spawn_file_actions_init(&actions);
@@ -2006,7 +2026,8 @@ G2Z_API g2z_status g2z_text_open(g2z_services *services, const char *path, g2z_t
   out->unpack = g2z_text_named(path).unpack;
   out->child = 0;
   out->file = -1;
-  /* A FIFO may have no writer yet: the caller waits for it where a signal can stop the wait. */
+  /* O_NONBLOCK: a FIFO may have no writer yet. The caller waits for it, where a signal can stop the
+   * wait. */
   if (is_stdin) out->file = dup(STDIN_FILENO);
   else G2Z_RETRY(out->file, open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC));
   if (out->file < 0) return g2z_fail_file(services, errno, "read", out->label);
@@ -2068,7 +2089,7 @@ G2Z_API g2z_status g2z_text_read(g2z_services *services, const char *path, size_
     else *bytes += (size_t)got;
     if (got > 0 && *bytes >= G2Z_TEXT_LOOK && *bytes - (size_t)got < G2Z_TEXT_LOOK)
       status = g2z_text_check(services, path, g2z_text_named(path).json, (char *)list, *bytes,
-                              NULL); /* before an archive bomb fills the memory */
+                              NULL); /* early: the output may be huge */
     if (*bytes > limit)
       status = g2z_fail(services, G2Z_FORMAT, "%s unpacks to more than %zu bytes, the limit for a "
                         "file of this kind: split it", path, limit);
@@ -2080,7 +2101,7 @@ G2Z_API g2z_status g2z_text_read(g2z_services *services, const char *path, size_
   return status;
 }
 
-/* The length of the character at p that str.strip removes; 0: another one. */
+/* The length of the character at p, if str.strip removes it; else 0. */
 static size_t g2zt_strip_bytes(const unsigned char *p, const unsigned char *end) {
   if (p < end && *p >= 0x1C && *p <= 0x1F) return 1;
   return g2zt_white_bytes(p, end);
@@ -2099,13 +2120,13 @@ G2Z_API size_t g2z_text_white_end(const void *text, size_t bytes) {
   for (size_t back = 1; back <= 3 && back <= left; back++) {
     if (g2zt_strip_bytes(begin + left - back, begin + left) != back) continue;
     left -= back;
-    back = 0; /* the character before it */
+    back = 0; /* continue with the character before it */
   }
   return bytes - left;
 }
 
-/* Files that users name by mistake: bytes near their start, their kind, and a command that prints
- * their text, or their documents as lines of JSON. %s stands for the file's name. */
+/* Files that users name by mistake: bytes near the start of the file, its kind, and a command that
+ * prints its text, or its documents as lines of JSON. %s stands for the file's name. */
 #define G2ZT_PYTHON(module, batches)                                                          \
   "python3 -c 'import json, sys, " module "; [print(json.dumps(row, default=str)) for batch " \
   "in " batches " for row in batch.to_pylist()]' %s"
@@ -2138,8 +2159,8 @@ static const struct {
 #undef G2ZT_MAGIC
 #undef G2ZT_PYTHON
 
-/* Refuses a file: `what` it is, and the `command` that prints its text ("": none), or with `json`
- * its documents as lines of JSON. */
+/* Refuses a file. `what` names its kind; `command` prints its text, or with `json` its documents as
+ * lines of JSON. command "": there is none. */
 static g2z_status g2zt_no_text(g2z_services *services, const char *path, const char *what,
                                const char *command, int json, g2z_text_remedy *remedy) {
   const char *given = path, *label = path, *pack = g2z_text_named(path).unpack;
@@ -2167,7 +2188,7 @@ static g2z_status g2zt_no_text(g2z_services *services, const char *path, const c
   g2z_shell_word(made.made, made_word, sizeof made_word);
   if (pack) {
     snprintf(unpack, sizeof unpack, "%s %s | ", pack, word);
-    snprintf(word, sizeof word, "-"); /* the command reads the unpacker's output */
+    snprintf(word, sizeof word, "-"); /* the command reads the output of the unpacker */
   }
   snprintf(print, sizeof print, command, word);
   const int length = snprintf(made.command, sizeof made.command, "%s%s > %s", unpack, print,
@@ -2207,12 +2228,12 @@ G2Z_API g2z_status g2z_text_check(g2z_services *services, const char *path, int 
     zeros[i % 2] += text[i] == 0;
     controls += (at[i] < 0x20 && !strchr("\t\n\v\f\r\x1b", text[i])) || text[i] == 0;
   }
-  for (int odd = 0; odd < 2; odd++) /* every other byte of Latin letters is 0 */
+  for (int odd = 0; odd < 2; odd++) /* in UTF-16, every second byte of Latin letters is 0 */
     if (zeros[odd] * 4 > bytes && zeros[!odd] * 8 < bytes)
       return g2zt_no_text(services, path, "text in UTF-16", from_utf16[odd], lines, remedy);
   if (controls * 30 > bytes || (bytes > 1 && (!text[0] || !text[1])))
     return g2zt_no_text(services, path, "binary", "", lines, remedy);
-  for (; end - at > 3; characters++) { /* the last one may be truncated */
+  for (; end - at > 3; characters++) { /* the last character may be truncated */
     const size_t step = g2z_utf8_length(at, end);
     if (step == 0) {
       wrong++;
