@@ -16,7 +16,7 @@
  *                 length and tokens of the context and of each ending
  *     shards      tokens in a file of prepare_data, llm.c or nanoGPT: *.bin
  *     .jsonl      one document per line, in "text" or else "content"; or one question per line, in
- *                 the format of g2ze_formats that the first line has; also .ndjson and .json
+ *                 a format of g2ze_formats, which the first line shows; also .ndjson and .json
  *     text        anything else; .gz and .zst are unpacked
  * Tokens are predicted in windows of the model's context that do not overlap. A text or document
  * follows an end-of-text token. In shards, the first token is not predicted, and neither are tokens
@@ -40,23 +40,23 @@ extern "C" {
 
 typedef struct g2z_eval {
   int64_t tokens;               /* number of predicted tokens */
-  double loss, perplexity;      /* mean over these tokens; of questions, over all endings' tokens */
+  double loss, perplexity;      /* mean over these tokens; for questions, those of all endings */
   double bits_per_byte;         /* NaN: the number of bytes is unknown, as for shards */
   int64_t questions;            /* 0: not a file of questions */
-  double acc;                   /* share of questions whose right ending is the likeliest */
-  double acc_norm;              /* likeliest per character, as in EleutherAI's harness; in llm.c's
-                                 * file likeliest per token, as in llm.c */
-  double acc_bytes;             /* likeliest per byte, without the ending's first space, as in the
-                                 * harness. NaN: no tokenizer */
+  double acc;                   /* share of questions whose right ending has the lowest loss */
+  double acc_norm;              /* the same by loss per character, as in EleutherAI's harness; for
+                                 * llm.c's file by loss per token, as in llm.c */
+  double acc_bytes;             /* the same by loss per byte, as in the harness: the first space of
+                                 * an ending is not counted. NaN: no tokenizer */
 } g2z_eval;
 
 typedef struct g2z_eval_set g2z_eval_set; /* a file's tokens, in memory */
-/* Reads and checks a file for models of `config`. If it holds tokens, tokenizer may be NULL. */
+/* Reads and checks a file for models of `config`. For a file of tokens, tokenizer may be NULL. */
 G2Z_API g2z_status g2z_eval_open(g2z_services *services, const g2z_model_config *config,
                                  const g2z_tokenizer *tokenizer, const char *path,
                                  g2z_eval_set **out);
 /* Scores the set. With a trainer's model all ranks make the same call, and each gets the result.
- * `progress`, unless NULL, receives the finished share. */
+ * `progress` receives the share that is finished; it may be NULL. */
 G2Z_API g2z_status g2z_eval_run(g2z_eval_set *set, g2z_model *model,
                                 void (*progress)(void *user, double share), void *user,
                                 g2z_eval *out);
@@ -64,11 +64,12 @@ G2Z_API void g2z_eval_free(g2z_eval_set *set); /* NULL is fine */
 /* Formats a result: "loss 3.1234 | perplexity 22.7231 | ...". */
 G2Z_API void g2z_eval_text(const g2z_eval *result, char text[200]);
 
-/* Receives generated text: whole characters of UTF-8, without terminal controls; 0 bytes when the
- * model ends the text. If it returns anything except 0, the generation ends. */
+/* Receives generated text: whole characters of UTF-8, without terminal controls. A call with 0
+ * bytes means that the model ended the text. If it returns anything except 0, the generation
+ * ends. */
 typedef int (*g2z_text_put)(void *user, const char *text, size_t bytes);
-/* Generates up to `tokens` tokens after a prompt ("": the end-of-text token). `put` receives the
- * prompt, then the text as it is generated. */
+/* Generates up to `tokens` tokens after a prompt. The prompt "" stands for the end-of-text token.
+ * `put` receives the prompt, then the text while it is generated. */
 G2Z_API g2z_status g2z_write_text(g2z_model *model, const g2z_tokenizer *tokenizer,
                                   const char *prompt, int tokens, const g2z_sampling *sampling,
                                   g2z_text_put put, void *user);
@@ -86,10 +87,10 @@ G2Z_API g2z_status g2z_write_text(g2z_model *model, const g2z_tokenizer *tokeniz
 #include <string.h>
 
 #define G2ZE_ROWS 128           /* most rows that are scored together */
-#define G2ZE_TOKENS 8192        /* most tokens that are scored together: enough work for a CPU */
+#define G2ZE_TOKENS 8192        /* most tokens that are scored together: they keep a CPU busy */
 #define G2ZE_ENDINGS 16         /* most endings of a question */
 #define G2ZE_FILE_MAX ((size_t)1 << 32)
-/* llm.c's files begin with 256 int32; the first one tells their kind, the second is 1. */
+/* llm.c's files begin with 256 int32. The first one shows the kind of file, the second is 1. */
 #define G2ZE_HEADER 1024
 #define G2ZE_SHARD 20240520
 #define G2ZE_QUESTIONS 20240522
@@ -101,9 +102,9 @@ extern "C" {
 
 typedef struct g2ze_row {       /* a window, or a question's context and one of its endings */
   size_t at;                    /* set->tokens.ids[at .. at + count) */
-  int count, first;             /* tokens from `first` on are predicted */
-  int counted;                  /* number of these that count in the loss */
-  double bytes, length;         /* of an ending; length in characters, in llm.c's file in tokens */
+  int count, first;             /* the tokens from number `first` on are predicted */
+  int counted;                  /* number of predicted tokens that count in the loss */
+  double bytes, length;         /* of an ending; length in characters, for llm.c's file in tokens */
   double sum;                   /* sum of the row's losses, after scoring */
 } g2ze_row;
 
@@ -112,14 +113,15 @@ typedef struct g2ze_question {
   int endings, label;
 } g2ze_question;
 
-typedef struct g2ze_format {    /* of published questions */
+typedef struct g2ze_format {    /* a format of published questions */
   const char *name;
-  const char *field[4];         /* paths; %d is the number of an element. field[0] is the name of
-                                 * the right ending */
-  const char *row[2];           /* the text of an ending's row; row[1] NULL: row[0] for all endings.
-                                 * %1 is field[1], | the space before the ending. Of a sentence with
-                                 * the gap _, < keeps the text before it, > the text after it */
-  const char *keys;             /* names of the endings: words, or %3 */
+  const char *field[4];         /* paths of fields; %d is the number of an element. field[0] has the
+                                 * name of the right ending */
+  const char *row[2];           /* row[i] describes the row of ending i; if row[1] is NULL, row[0]
+                                 * describes all. %N stands for field[N]. | is the space between the
+                                 * context and the ending. After a sentence with the gap _: < keeps
+                                 * its text before the gap, > keeps its text after the gap */
+  const char *keys;             /* names of the endings: words; or %3, the elements of field[3] */
 } g2ze_format;
 
 struct g2z_eval_set {
@@ -132,14 +134,15 @@ struct g2z_eval_set {
   size_t rows, row_capacity;
   g2ze_question *question;
   size_t questions, question_capacity;
-  const g2ze_format *format;    /* of the questions in a .jsonl file; NULL: it holds documents */
-  char *made;                   /* a row's text */
+  const g2ze_format *format;    /* format of the questions in a .jsonl file; NULL: documents */
+  char *made;                   /* text of a row */
   size_t made_capacity;
-  int64_t bytes;                /* length of the text; 0: unknown */
+  int64_t bytes;                /* length of the text in bytes; 0: unknown */
 };
 
-/* Adds the row tokens.ids[at .. at + count), whose tokens are predicted from `first` on. If it is
- * longer than the context, it loses its beginning. A row in which no token counts is not added. */
+/* Adds the row tokens.ids[at .. at + count), whose tokens are predicted from number `first` on. A
+ * row that is longer than the context loses its beginning. A row in which no token counts is not
+ * added. */
 static g2z_status g2ze_add(g2z_eval_set *s, size_t at, size_t count, size_t first, double bytes) {
   const size_t most = (size_t)s->config.context + 1;
   if (count > most) {
@@ -162,7 +165,7 @@ static g2z_status g2ze_add(g2z_eval_set *s, size_t at, size_t count, size_t firs
   return G2Z_OK;
 }
 
-/* Adds all tokens from `at` on as windows; the first token is not predicted. */
+/* Adds all tokens from number `at` on as windows. The first of them is not predicted. */
 static g2z_status g2ze_windows(g2z_eval_set *s, size_t at) {
   const size_t context = (size_t)s->config.context, end = s->tokens.count;
   for (; at + 1 < end; at += context) {
@@ -175,8 +178,8 @@ static g2z_status g2ze_windows(g2z_eval_set *s, size_t at) {
 
 /* ----- questions in lines of JSON --------------------------------------------- */
 
-/* The contexts are the same as in EleutherAI's harness; only HellaSwag's is ctx alone, as in llm.c.
- * White space is what Python's str.strip removes, as in the harness: g2z_text_white. */
+/* The contexts are those of EleutherAI's harness, except HellaSwag's: it is ctx alone, as in llm.c.
+ * White space is what Python's str.strip removes, as in the harness (g2z_text_white). */
 static const g2ze_format g2ze_formats[] = {
     {"HellaSwag", {"label", "ctx", "endings.%d"}, {"%1|%2"},
      "0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15"},
@@ -193,7 +196,7 @@ static const g2ze_format g2ze_formats[] = {
     {"BoolQ", {"answer", "passage", "question"},
      {"%1\nQuestion: %2?\nAnswer:|no", "%1\nQuestion: %2?\nAnswer:|yes"}, "false true"}};
 
-/* Finds a format's field in a line: a string, number or word. `i` stands for %d. */
+/* Finds field number `field` of a format in a line: a string, number or word. `i` replaces %d. */
 static g2z_status g2ze_find(const g2z_object *line, const g2ze_format *format, int field, int i,
                             g2z_json_text *out) {
   char at[48];
@@ -211,7 +214,8 @@ static g2z_status g2ze_find(const g2z_object *line, const g2ze_format *format, i
   return G2Z_OK;
 }
 
-/* The format of which a line has most fields, at least two; NULL: none. */
+/* The format whose fields a line has: the one with most fields present, at least two. NULL:
+ * none. */
 static const g2ze_format *g2ze_format_of(const g2z_object *line) {
   const g2ze_format *best = NULL;
   g2z_json_text text;
@@ -228,7 +232,7 @@ static const g2ze_format *g2ze_format_of(const g2z_object *line) {
   return best;
 }
 
-/* The number of elements of the list that a path indexes with %d; 0 without a list. */
+/* The number of elements of the list that a path indexes with %d; 0: there is no list. */
 static int g2ze_count(const g2z_object *line, const char *path) {
   char at[48];
   g2z_json json;
@@ -244,8 +248,8 @@ static int g2ze_count(const g2z_object *line, const char *path) {
   return count;
 }
 
-/* Writes the text of ending i's row into s->made: [0, *ending) is the context, [*ending, *end) the
- * ending. */
+/* Writes the text of ending i's row into s->made. The context reaches to *ending, the ending from
+ * there to *end. */
 static g2z_status g2ze_fill(g2z_eval_set *s, const g2z_object *line, int i, char **ending,
                             char **end) {
   const g2ze_format *format = s->format;
@@ -285,10 +289,10 @@ static g2z_status g2ze_fill(g2z_eval_set *s, const g2z_object *line, int i, char
 static g2z_status g2ze_add_ending(g2z_eval_set *s, g2z_encoder *encoder, const g2z_object *line,
                                   int i) {
   const size_t at = s->tokens.count;
-  char *ending = NULL, *end = NULL; /* gcc -O1 does not see that g2ze_fill sets them */
+  char *ending = NULL, *end = NULL; /* NULL: gcc -O1 does not see that g2ze_fill sets them */
   G2Z_TRY(g2ze_fill(s, line, i, &ending, &end));
-  /* White space before an ending belongs to it, as in the harness: GPT-2's tokens begin with a
-   * space. */
+  /* White space before an ending is encoded with the ending, as in the harness: GPT-2's tokens
+   * begin with a space. */
   char *context_end = ending - g2z_text_white_end(s->made, (size_t)(ending - s->made));
   const size_t known = (size_t)(context_end - s->made);
   G2Z_TRY(g2z_tokens_reserve(s->services, &s->tokens, at + 1));
@@ -304,7 +308,8 @@ static g2z_status g2ze_add_ending(g2z_eval_set *s, g2z_encoder *encoder, const g
   return G2Z_OK;
 }
 
-/* Writes the name of ending i into s->made. *keys: the format's names from the i-th on. */
+/* Writes the name of ending i into s->made. *keys is at this name in format->keys, and moves to the
+ * next name. */
 static g2z_status g2ze_name(g2z_eval_set *s, const g2z_object *line, int i, const char **keys,
                             size_t *bytes) {
   g2z_json_text text;
@@ -320,7 +325,7 @@ static g2z_status g2ze_name(g2z_eval_set *s, const g2z_object *line, int i, cons
   return G2Z_OK;
 }
 
-/* Adds the question of a line: a row for each ending. */
+/* Adds the question in a line, with one row per ending. */
 static g2z_status g2ze_ask(g2z_eval_set *s, g2z_encoder *encoder, const g2z_object *line) {
   const g2ze_format *format = s->format;
   const char *keys = format->keys;
@@ -331,12 +336,13 @@ static g2z_status g2ze_ask(g2z_eval_set *s, g2z_encoder *encoder, const g2z_obje
                    s->questions + 1));
   g2ze_question *question = &s->question[s->questions++];
   question->row = s->rows;
-  /* Every element of the lists is an ending: a damaged one must not end the list. */
+  /* Each element of the lists is an ending, also a damaged one: that is an error below. */
   question->endings = 2;
   if (question->endings < texts) question->endings = texts;
   if (question->endings < names) question->endings = names;
-  /* A row has a field of the line at most twice, and less than 100 bytes of the format. The name of
-   * the right ending comes after it; the harness strips its start. */
+  /* The text of a row has each field of the line at most twice, and less than 100 bytes of the
+   * format. Behind this room is the name of the right ending, without white space at its start, as
+   * in the harness. */
   const size_t room = 2 * line->bytes + 100;
   G2Z_TRY(G2Z_GROW(s->services, &s->made, &s->made_capacity, 0, room + line->bytes));
   char *right = s->made + room;
@@ -344,7 +350,7 @@ static g2z_status g2ze_ask(g2z_eval_set *s, g2z_encoder *encoder, const g2z_obje
   const size_t white = g2z_text_white(right, right_bytes);
   right += white;
   right_bytes -= white;
-  int named = 0; /* endings that have this name */
+  int named = 0; /* number of endings that have this name */
   for (int i = 0; i < question->endings; i++) {
     size_t bytes;
     if (i == G2ZE_ENDINGS)
@@ -374,8 +380,8 @@ static g2z_status g2ze_document(g2z_eval_set *s, g2z_encoder *encoder, const voi
   return g2ze_windows(s, at);
 }
 
-/* Adds the question or the document of each line that is not blank. prepare_data finds the text of
- * a document in the same way. */
+/* Adds the question or the document in each line that is not blank. The text of a document is found
+ * as in prepare_data. */
 static g2z_status g2ze_lines(g2z_eval_set *s, g2z_encoder *encoder, char *text, size_t bytes) {
   static const char *const fields[] = {"text", "content"};
   int number = 0;
@@ -424,7 +430,7 @@ static g2z_status g2ze_text(g2z_eval_set *s, char *text, size_t bytes) {
 
 /* ----- tokens ----------------------------------------------------------------- */
 
-/* Appends `count` tokens, which the file holds as uint16. */
+/* Appends `count` tokens, which are uint16 in the file. */
 static g2z_status g2ze_take(g2z_eval_set *s, const char *from, size_t count) {
   G2Z_TRY(g2z_tokens_reserve(s->services, &s->tokens, s->tokens.count + count));
   for (size_t i = 0; i < count; i++) {
@@ -438,8 +444,8 @@ static g2z_status g2ze_take(g2z_eval_set *s, const char *from, size_t count) {
   return G2Z_OK;
 }
 
-/* Adds a shard. A loader is created only for its checks: like ./train, it refuses a damaged shard
- * and the mask of another one. */
+/* Adds a shard. A loader is created only for its checks: it refuses a damaged shard, and a mask
+ * that belongs to another shard. */
 static g2z_status g2ze_shard(g2z_eval_set *s, const char *text, size_t bytes, size_t begin) {
   const g2z_loader_config config = {s->path, 1, 1, 1, 0, 1, s->config.vocab, G2Z_ORDER_FILE, 0};
   g2z_loader *loader;
@@ -463,7 +469,7 @@ typedef struct g2ze_reader {    /* reads a file of uint16 */
   size_t at, end;               /* counted in uint16 */
 } g2ze_reader;
 
-/* The next value; -1 at the end. */
+/* Reads the next value; -1 at the end. */
 static int g2ze_next(g2ze_reader *r) {
   uint16_t word;
   if (r->at == r->end) return -1;
@@ -471,7 +477,8 @@ static int g2ze_next(g2ze_reader *r) {
   return word;
 }
 
-/* Reads a length and points *from at that many tokens. Returns the length; 0: the file ends. */
+/* Reads a length, and skips so many tokens, which begin at *from. Returns the length; 0: the file
+ * ends before, or the length is 0. */
 static size_t g2ze_words(g2ze_reader *r, const char **from) {
   int length = g2ze_next(r);
   if (length <= 0 || (size_t)length > r->end - r->at) return 0;
@@ -480,8 +487,8 @@ static size_t g2ze_words(g2ze_reader *r, const char **from) {
   return (size_t)length;
 }
 
-/* The length of an ending's text in bytes; 0 without a tokenizer. Its first space, which separates
- * it from the context, is not counted, whether it is part of a token or a token by itself. */
+/* The length of an ending's text in bytes; 0 without a tokenizer. The first space separates the
+ * ending from its context: it is not counted, whether it is part of a token or a whole token. */
 static double g2ze_bytes(const g2z_eval_set *s, const int32_t *ids, size_t count) {
   size_t sum = 0, bytes;
   int space = 0;
@@ -548,7 +555,7 @@ static g2z_status g2ze_read(g2z_eval_set *s, char *text, size_t bytes) {
   return g2ze_text(s, text, bytes);
 }
 
-/* A tokenizer, if given, must be the model's. */
+/* Refuses a tokenizer that is not the model's. NULL is fine. */
 static g2z_status g2ze_check_tokenizer(g2z_services *services, const g2z_model_config *model,
                                        const g2z_tokenizer *tokenizer) {
   if (tokenizer && g2z_tokenizer_vocab(tokenizer) > model->vocab)
@@ -600,7 +607,7 @@ G2Z_API void g2z_eval_free(g2z_eval_set *s) {
 
 /* ----- scores ------------------------------------------------------------------ */
 
-typedef struct g2ze_batch {     /* [G2ZE_ROWS, context] each */
+typedef struct g2ze_batch {     /* each has room for [G2ZE_ROWS, context] */
   int32_t *tokens, *targets;
   float *losses;
 } g2ze_batch;
@@ -628,8 +635,8 @@ static g2z_status g2ze_score(const g2z_eval_set *s, g2ze_row *row, int count, g2
   return G2Z_OK;
 }
 
-/* Counts the questions whose right ending has the least loss: in all, per character (or token) of
- * the ending, and per byte. */
+/* Computes the shares of questions whose right ending has the least loss: the sum, the loss per
+ * character (or token) of the ending, and the loss per byte. */
 static void g2ze_choose(const g2z_eval_set *s, g2z_eval *out) {
   enum { BY_ALL, BY_LENGTH, BY_BYTES, MEASURES };
   int64_t right[MEASURES] = {0, 0, 0};
@@ -657,8 +664,8 @@ static void g2ze_choose(const g2z_eval_set *s, g2z_eval *out) {
   if (s->tokenizer) out->acc_bytes = (double)right[BY_BYTES] / (double)s->questions;
 }
 
-/* The number of rows from `at` on that are scored together: padded to the longest, they have at
- * most G2ZE_TOKENS tokens, unless it is one row. */
+/* The number of rows from `at` on that are scored together. Padded to the longest one, they have at
+ * most G2ZE_TOKENS tokens; a single row may have more. */
 static size_t g2ze_together(const g2z_eval_set *s, size_t at) {
   size_t count = 0, longest = 0;
   while (at + count < s->rows && count < G2ZE_ROWS) {
@@ -726,12 +733,12 @@ typedef struct g2ze_writer {
   const g2z_tokenizer *tokenizer;
   g2z_text_put put;
   void *user;
-  unsigned char held[8];        /* bytes of a character that is incomplete */
+  unsigned char held[8];        /* bytes of a character that is not complete yet */
   size_t count;
   int ended;
 } g2ze_writer;
 
-/* Puts the characters that are complete; last: no byte follows, so it puts all. */
+/* Puts the complete characters. `last` 1: no byte follows, so all are put. */
 static void g2ze_put_held(g2ze_writer *w, int last) {
   while (w->count && !w->ended) {
     const unsigned char *end = w->held + w->count;
@@ -743,7 +750,7 @@ static void g2ze_put_held(g2ze_writer *w, int last) {
   }
 }
 
-/* Puts each character after its last byte has arrived. */
+/* Puts each character when its last byte arrives. */
 static void g2ze_put(g2ze_writer *w, const unsigned char *text, size_t bytes, int last) {
   for (size_t i = 0; i < bytes && !w->ended; i++) {
     w->held[w->count++] = text[i];

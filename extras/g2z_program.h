@@ -26,15 +26,16 @@ extern "C" {
 #endif
 
 /* ===== flags =============================================================
- * Command lines for programs around the library: one table is the parser, --help and docs/flags.md.
- * A flag is written --name VALUE or --name=VALUE; the last of several counts. */
+ * Command lines for programs around the library. The parser, --help and docs/flags.md are made from
+ * one table. A flag is written --name VALUE or --name=VALUE. If it is given twice, the last value
+ * counts. */
 
 typedef enum g2z_flag_kind {
-  G2Z_FLAG_GROUP,    /* no flag: a heading of the help text */
+  G2Z_FLAG_GROUP,    /* not a flag: a heading of the help text */
   G2Z_FLAG_SWITCH,   /* int: becomes 1; takes no value */
   G2Z_FLAG_TEXT,     /* const char *: points into argv */
-  G2Z_FLAG_GLOB,     /* const char *: a file pattern. A second, different pattern is an error: the
-                      * files of the first would not be used */
+  G2Z_FLAG_GLOB,     /* const char *: a file pattern. A second, different pattern is an error, since
+                      * the files of the first would not be used */
   G2Z_FLAG_TEXTS,    /* g2z_texts: appends all arguments up to the next flag */
   G2Z_FLAG_GLOBS,    /* g2z_texts: appends one file pattern; a repeated pattern counts once. A
                       * repeated "GLOB:WEIGHT" is an error: weights do not add up */
@@ -54,91 +55,93 @@ typedef struct g2z_texts {
 typedef struct g2z_flag {
   const char *name;          /* without dashes */
   g2z_flag_kind kind;
-  void *destination;         /* holds the default; --help shows it if it is in the range */
+  void *destination;         /* has the default, which --help shows if it is in the range */
   double minimum, maximum;   /* range of a number, inclusive */
   const char *value;         /* name of the value in --help: "N", "DIR"; for a choice its words:
                               * "|cpu|cuda" */
   const char *help;
 } g2z_flag;
 
-/* The arguments begin at argv[first]: 1, or 2 after a sub-command. Arguments that are not flags
- * move to the front, to argv[first] and the places after it, and *rest becomes their number. If
- * rest is NULL, such an argument is an error. The error for another program's flag names this
- * program's flag. -h is --help. */
+/* The arguments begin at argv[first]; first is 1, or 2 after a sub-command. Arguments that are not
+ * flags move to the front, to argv[first] and the places after it, and *rest becomes their number.
+ * rest NULL: such an argument is an error. If a flag belongs to another program, the error names
+ * this program's flag. -h is --help. */
 G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags, int count,
                                    int argc, char **argv, int first, int *rest);
-/* The table as text. Print it before parsing: it shows the values of the destinations. */
+/* Prints the table. Call it before parsing: it shows the values of the destinations as defaults. */
 G2Z_API void g2z_flags_print(const g2z_flag *flags, int count,
                              void (*line)(void *user, const char *text), void *user);
-/* The table as arguments, for a program that starts itself again: the words of `first`, then one
- * "--name=VALUE" for each flag whose destination holds a value in its range. The parser reads back
- * exactly the same value. The list ends with NULL and is freed with g2z_release. */
+/* Makes arguments from the table, for a program that starts itself again: the words of `first`,
+ * then one "--name=VALUE" for each flag whose destination has a value in its range. The parser
+ * reads exactly the same value again. The list ends with NULL. Free *argv with g2z_release. */
 G2Z_API g2z_status g2z_flags_arguments(g2z_services *services, const g2z_flag *flags, int count,
                                        const char *const *first, int first_count, char ***argv);
-/* The weight in a pattern of --train, such as "0.7" in "A_*.bin:0.7": a pointer into `glob`, or
- * NULL if it has none. If a file is called like the whole pattern, the end of its name is no
- * weight; the library reads patterns in the same way. */
+/* The weight in a pattern of --train, such as "0.7" in "A_*.bin:0.7": a pointer into `glob`; NULL:
+ * there is none. If a file has the whole pattern as its name, the pattern has no weight. The
+ * library reads patterns in the same way. */
 G2Z_API const char *g2z_glob_weight(const char *glob);
-/* argv as one line that a shell splits into the same words; freed with g2z_release. */
+/* Writes argv as one line that a shell splits into the same words. Free *line with g2z_release. */
 G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const *argv,
                                   char **line);
 
 /* ===== ranks of this host ================================================
- * Starting a job's ranks without mpirun: the same program, once for each rank. */
+ * Starts the ranks of a job without mpirun: the same program, once for each rank. */
 
-/* Another exit code of programs around the library, besides G2Z_EXIT_LOST. */
+/* An exit code of programs around the library, in addition to G2Z_EXIT_LOST. */
 #define G2Z_EXIT_STOPPED 75  /* a stop was requested; the state is saved if there is a run_dir */
 
 typedef struct g2z_job {    /* processes that this one starts and supervises */
-  int ranks;                      /* number of processes; 1 starts a separate process, too */
-  char **argv;                    /* of each rank: the program, arguments, NULL */
+  int ranks;                      /* number of processes; also 1 starts a process */
+  char **argv;                    /* for each rank: the program, its arguments, NULL */
   const char *output;             /* file for the ranks' output; NULL: this process's output */
   void (*watch)(void *user);      /* called at the start, then ten times a second; NULL: never */
   void *user;
 } g2z_job;
 typedef struct g2z_job_end {
-  int exit_code;                  /* 0, or the code of the first rank that failed by itself;
-                                   * 128 + signal of a killed rank */
+  int exit_code;                  /* 0, or the exit code of the first rank that failed by itself; if
+                                   * a signal killed that rank, 128 + signal */
   int signal;                     /* the last signal that was passed on; 0: none */
   double cpu_s;                   /* CPU time of all processes, user and system */
   size_t rank_bytes;              /* the largest resident memory of a process */
 } g2z_job_end;
-/* Starts this program job->ranks times, as ranks of one job on this host, and waits for all. They
- * share a random secret (or G2Z_SECRET) and receive SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2
- * when this process does. When a rank fails, the log reports at once which one failed, and how,
- * unless `output` is set. The other ranks get SIGTERM after two seconds, SIGKILL after 13. Call it
- * before any thread starts. */
+/* Starts this program job->ranks times, as ranks of one job on this host, and waits for all of
+ * them. The ranks share a random secret, or G2Z_SECRET if it is set. When this process receives
+ * SIGTERM, SIGINT, SIGHUP, SIGUSR1 or SIGUSR2, it passes the signal on to the ranks. When a rank
+ * fails, the log reports at once which rank failed, and how, unless job->output is set. The other
+ * ranks get SIGTERM after two seconds and SIGKILL after 13 seconds. Call it before any thread
+ * starts. */
 G2Z_API g2z_status g2z_ranks_run(g2z_services *services, const g2z_job *job, g2z_job_end *out);
-/* The same for a program that starts its own ranks. *is_parent 0: this process continues as a rank.
- * 1: all ranks have ended, and the program returns *exit_code. */
+/* The same for a program that starts its own ranks. *is_parent 0: this process is a rank and
+ * continues; for one rank, no process is started. *is_parent 1: all ranks have ended; the program
+ * should return *exit_code. */
 G2Z_API g2z_status g2z_ranks_spawn(g2z_services *services, int ranks, char **argv, int *is_parent,
                                    int *exit_code);
 
 /* ===== text for terminals and shells ===================================== */
 
-/* The character at `at` (before `end`) in a form that is safe to print: itself, or U+FFFD if it is
- * invalid UTF-8 (one byte) or a control character other than tab and line feed. */
+/* The character at `at`, before `end`, in a form that is safe to print. A byte of invalid UTF-8
+ * becomes U+FFFD, and so does a control character other than tab and line feed. */
 typedef struct g2z_shown {
   const char *text;             /* not terminated */
-  size_t bytes, used;           /* bytes of `text`; bytes of the input that it replaces */
+  size_t bytes, used;           /* number of bytes of `text`; of the input that it stands for */
 } g2z_shown;
 G2Z_API g2z_shown g2z_utf8_show(const unsigned char *at, const unsigned char *end);
-/* `text` as one word of a shell command: plain, in '...', or in bash's $'...' if it holds control
- * characters or invalid UTF-8. Returns `word`, which becomes "..." if it has too little room. */
+/* Writes `text` as one word of a shell command: plain, in '...', or in bash's $'...' if it has
+ * control characters or invalid UTF-8. Returns `word`, which becomes "..." if it is too short. */
 G2Z_API const char *g2z_shell_word(const char *text, char *word, size_t room);
-/* `text` as a string of JSON, with its quotes; replaces the characters that g2z_utf8_show replaces.
- * Returns `word`, which needs room for G2Z_JSON_WORD(strlen(text)) bytes. */
+/* Writes `text` as a string of JSON, with its quotes. Replaces the characters that g2z_utf8_show
+ * replaces. Returns `word`, which needs room for G2Z_JSON_WORD(strlen(text)) bytes. */
 #define G2Z_JSON_WORD(bytes) (3 * (bytes) + 3)
 G2Z_API const char *g2z_json_word(const char *text, char *word);
 
 /* ===== the start of main ================================================= */
 
-/* The first call of main. If the program was started without standard input, output or error, these
- * become /dev/null: otherwise the next file that it opens would take their place. A write beyond
- * `ulimit -f` returns an error. OpenMP's waiting threads sleep unless OMP_WAIT_POLICY is set: if
- * other work needs a core, spinning costs most of the speed. A stack limit (ulimit -s) that is too
- * small is raised; if that is not allowed, the call fails. On Linux, top and pgrep show the process
- * by the last part of argv[0]. */
+/* The first call of main. If standard input, output or error is closed, it becomes /dev/null:
+ * otherwise the next file that the program opens would take its place. A write beyond `ulimit -f`
+ * becomes an error instead of a signal. OpenMP's waiting threads sleep, unless OMP_WAIT_POLICY is
+ * set: if other work needs a core, spinning costs most of the speed. A stack limit (ulimit -s) that
+ * is too small is raised; if that is not allowed, the call fails. On Linux, top and pgrep show the
+ * last part of argv[0] as the name of the process. */
 G2Z_API g2z_status g2z_begin_program(g2z_services *services, char **argv);
 
 #ifdef __cplusplus
@@ -179,7 +182,7 @@ extern "C" {
  * Law: a value is read completely or refused. Nothing is guessed, and the error names an unknown
  * flag. */
 
-/* An argument in messages: an empty one is shown as "". */
+/* An argument as messages show it: an empty one as "". */
 static const char *g2zg_shown(const char *text) { return text[0] ? text : "\"\""; }
 
 static const g2z_flag *g2zg_flag_find(const g2z_flag *flags, int count, const char *name,
@@ -302,7 +305,7 @@ static const struct { const char *theirs, *ours; } g2zg_foreign[] = {
     {"config config_file yaml_cfg", "there are only flags; to keep them in a file: $(cat FILE)"},
 };
 
-/* _ and - count as equal: other programs use both. */
+/* 1: the names are equal. _ and - count as equal: other programs use both. */
 static int g2zg_same_name(const char *theirs, size_t bytes, const char *name, size_t length) {
   size_t same = 0;
   while (same < length && same < bytes &&
@@ -312,7 +315,7 @@ static int g2zg_same_name(const char *theirs, size_t bytes, const char *name, si
   return same == length && same == bytes;
 }
 
-/* What to type here for another program's flag; NULL: that flag is not known, or this program has
+/* What to type in place of another program's flag; NULL: the flag is not known, or this program has
  * no flag for it. */
 static const char *g2zg_flag_foreign(const g2z_flag *flags, int count, const char *name,
                                      size_t length) {
@@ -356,7 +359,7 @@ static g2z_status g2zg_flag_unknown(g2z_services *services, const g2z_flag *flag
   G2Z_REFUSE(services, "unexpected flag %.*s: %s --help lists all flags", shown, argument, program);
 }
 
-/* "0.5", "1e+06", "9223372036854775807": bounds and defaults as a user would type them. */
+/* A bound or a default as a user would type it: "0.5", "1e+06". */
 static void g2zg_number_text(double number, char text[32]) {
   if (number == floor(number) && fabs(number) < 1e15) snprintf(text, 32, "%.0f", number);
   else snprintf(text, 32, "%.6g", number);
@@ -412,17 +415,17 @@ static g2z_status g2zg_flag_set(g2z_services *services, const g2z_flag *flag, co
   errno = 0;
   if (flag->kind == G2Z_FLAG_UINT64) {
     natural = strtoull(text, &end, 10);
-    in_range = !negative; /* strtoull makes a large number of -1 */
+    in_range = !negative; /* strtoull would turn -1 into a large number */
   } else if (whole) number = (double)(integer = strtoll(text, &end, 10));
   else number = strtod(text, &end);
-  int space = text[0] == ' ' || (text[0] >= '\t' && text[0] <= '\r'); /* strtoll skips these */
+  int space = text[0] == ' ' || (text[0] >= '\t' && text[0] <= '\r'); /* strtoll would skip it */
   if (end == text || *end || space) {
-    /* The number that the text begins with, if any; 4k may stand for 4000. */
+    /* Suggest the number that the text begins with, if any. Not for 4k, which may mean 4000. */
     const char *begin = text + strspn(text, " \t\n\v\f\r");
     char remedy[160] = "";
     number = strtod(begin, &end);
     const int known = end > begin && isfinite(number) && !(*end && strchr("kKmMgG", *end));
-    if (known && whole) { /* the nearest that is allowed */
+    if (known && whole) { /* the nearest number that is allowed */
       number = fmin(fmax(number, flag->minimum), 9e15);
       if (flag->kind != G2Z_FLAG_UINT64) number = fmin(number, flag->maximum);
       snprintf(remedy, sizeof remedy, "; write --%s %.0f", flag->name, number);
@@ -498,7 +501,7 @@ G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags
   return G2Z_OK;
 }
 
-/* Writes the default as text; "" if the destination holds none. */
+/* Writes the default as text: the value of the destination; "" if that is out of range. */
 static void g2zg_flag_default(const g2z_flag *flag, char text[64]) {
   text[0] = 0;
   double number = 0, minimum = flag->minimum, maximum = flag->maximum;
@@ -516,7 +519,7 @@ static void g2zg_flag_default(const g2z_flag *flag, char text[64]) {
     case G2Z_FLAG_CHOICE: {
       int index;
       size_t length;
-      memcpy(&index, flag->destination, sizeof index); /* an enum's type may be unsigned */
+      memcpy(&index, flag->destination, sizeof index); /* it may be an enum of unsigned type */
       const char *word = g2z_word(flag->value, index, &length);
       if (word) snprintf(text, 64, "%.*s", (int)length, word);
       return;
@@ -538,13 +541,13 @@ static void g2zg_flag_default(const g2z_flag *flag, char text[64]) {
   }
   if (!(number >= minimum && number <= maximum)) return;
   g2zg_number_text(number, text);
-  if (flag->kind == G2Z_FLAG_INT64) /* a double cannot hold every int64 */
+  if (flag->kind == G2Z_FLAG_INT64) /* not every int64 is a double */
     snprintf(text, 64, "%" PRId64, *(int64_t *)flag->destination);
   if (flag->kind == G2Z_FLAG_FLOAT && (float)strtod(text, NULL) != (float)number)
     snprintf(text, 64, "%.9g", number);
 }
 
-/* Writes a flag as one argument. Returns its length, like snprintf; 0: the flag has no value. */
+/* Writes a flag as one argument. Returns its length, as snprintf does; 0: the flag has no value. */
 static int g2zg_flag_argument(const g2z_flag *flag, char *out, size_t room) {
   char text[64];
   const char *value = text;
@@ -554,7 +557,7 @@ static int g2zg_flag_argument(const g2z_flag *flag, char *out, size_t room) {
     return snprintf(out, room, "--%s", flag->name);
   }
   if (flag->kind == G2Z_FLAG_TEXT || flag->kind == G2Z_FLAG_GLOB)
-    value = *(const char **)flag->destination; /* any length; "" is a value */
+    value = *(const char **)flag->destination; /* may be long or "", unlike in `text` */
   else if (!text[0]) return 0;
   if (!value) return 0;
   return snprintf(out, room, "--%s=%s", flag->name, value);
@@ -565,7 +568,7 @@ G2Z_API g2z_status g2z_flags_arguments(g2z_services *services, const g2z_flag *f
   size_t places = (size_t)(first_count + count + 1), bytes = places * sizeof(char *);
   for (int i = 0; i < first_count; i++) bytes += strlen(first[i]) + 1;
   for (int i = 0; i < count; i++) bytes += (size_t)g2zg_flag_argument(&flags[i], NULL, 0) + 1;
-  G2Z_TRY(g2z_allocate(services, bytes, 1, argv)); /* the pointers, then their texts */
+  G2Z_TRY(g2z_allocate(services, bytes, 1, argv)); /* the pointers, then the texts */
   char **out = *argv, *to = (char *)(out + places), *end = (char *)out + bytes;
   for (int i = 0; i < first_count; i++) {
     *out++ = to;
@@ -594,7 +597,7 @@ G2Z_API void g2z_flags_print(const g2z_flag *flags, int count,
     const char *placeholder = flag->value ? flag->value : "";
     snprintf(name, sizeof name, "--%s %s", flag->name,
              placeholder + (flag->kind == G2Z_FLAG_CHOICE));
-    if (strlen(name) > 30) { /* too wide for its column */
+    if (strlen(name) > 30) { /* too wide for its column: it gets its own line */
       snprintf(text, sizeof text, "  %s", name);
       line(user, text);
       name[0] = 0;
@@ -631,17 +634,17 @@ typedef struct g2zg_spawn {       /* a job, as its parent sees it */
   g2z_services *services;
   const g2z_job *job;
   int output;                     /* descriptor; -1: this process's output */
-  char texts[G2ZG_SPAWN_VARIABLES][192]; /* a launcher's variables */
+  char texts[G2ZG_SPAWN_VARIABLES][192]; /* the variables that a launcher sets */
   char **environment;             /* `texts`, then this process's variables */
   sigset_t signals, before;       /* signals to wait for; the signal mask of the ranks */
   pid_t *processes;               /* [ranks]; 0: not started, or ended */
-  double failed;                  /* g2z_seconds() when the first rank failed; 0: none has */
+  double failed;                  /* g2z_seconds() when the first rank failed; 0: none failed */
   int haste;                      /* 1: the other ranks were sent SIGTERM; 2: SIGKILL */
-  char news[160];                 /* how a rank failed, until it is logged */
+  char news[160];                 /* sentence about a failed rank that is not logged yet; or "" */
   g2z_job_end *end;
 } g2zg_spawn;
 
-/* Makes the variables of all ranks. The secret is random unless the user set one. */
+/* Makes the environment of the ranks. The secret is random unless the user set G2Z_SECRET. */
 static g2z_status g2zg_spawn_environment(g2zg_spawn *spawn) {
   extern char **environ;
   char secret[128] = "", id[64];
@@ -655,7 +658,7 @@ static g2z_status g2zg_spawn_environment(g2zg_spawn *spawn) {
   if (set && *set) snprintf(secret, sizeof secret, "%s", set);
   clock_gettime(CLOCK_REALTIME, &now);
   snprintf(id, sizeof id, "ranks %d %lld.%09ld", (int)getpid(), (long long)now.tv_sec, now.tv_nsec);
-  snprintf(spawn->texts[0], room, "RANK=");       /* these two differ per rank */
+  snprintf(spawn->texts[0], room, "RANK=");       /* g2zg_spawn_one sets these two for each rank */
   snprintf(spawn->texts[1], room, "LOCAL_RANK=");
   snprintf(spawn->texts[2], room, "WORLD_SIZE=%d", spawn->job->ranks);
   snprintf(spawn->texts[3], room, "LOCAL_WORLD_SIZE=%d", spawn->job->ranks);
@@ -690,13 +693,13 @@ static g2z_status g2zg_spawn_one(g2zg_spawn *spawn, int rank) {
                     strerror(errno));
   for (int i = 0; i < 2; i++) fcntl(ends[i], F_SETFD, FD_CLOEXEC);
   pid_t parent = getpid(), child = fork();
-  if (child == 0) { /* until exec, only calls that a signal handler may make */
+  if (child == 0) { /* before exec, only calls that are allowed in a signal handler */
 #if defined(__linux__)
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* the rank dies with its parent */
 #endif
     setpgid(0, 0);
     /* A signal that arrives before exec must not run a handler of this program. Ignored signals
-     * stay ignored, as exec leaves them. */
+     * stay ignored: exec does not change them. */
     for (size_t i = 0; i < G2Z_COUNT(g2zg_spawn_signals); i++) {
       struct sigaction action;
       if (sigaction(g2zg_spawn_signals[i], NULL, &action) != 0 || action.sa_handler == SIG_IGN)
@@ -704,7 +707,7 @@ static g2z_status g2zg_spawn_one(g2zg_spawn *spawn, int rank) {
       action.sa_handler = SIG_DFL;
       sigaction(g2zg_spawn_signals[i], &action, NULL);
     }
-    signal(SIGTTOU, SIG_IGN); /* else `stty tostop` stops it at its first line */
+    signal(SIGTTOU, SIG_IGN); /* with `stty tostop`, its first line would stop the rank */
     sigprocmask(SIG_SETMASK, &spawn->before, NULL);
     int output = spawn->output;
     int printing = output < 0 || (dup2(output, STDOUT_FILENO) >= 0 &&
@@ -712,7 +715,7 @@ static g2z_status g2zg_spawn_one(g2zg_spawn *spawn, int rank) {
     if (printing && getppid() == parent) {
       environ = spawn->environment;
       execv("/proc/self/exe", spawn->job->argv);
-      execvp(spawn->job->argv[0], spawn->job->argv); /* no /proc: find it by name */
+      execvp(spawn->job->argv[0], spawn->job->argv); /* without /proc: find the program by name */
     }
     error = errno;
     g2z_write_bytes(ends[1], &error, sizeof error);
@@ -740,7 +743,7 @@ static void g2zg_spawn_signal(const g2zg_spawn *spawn, int signal) {
     if (spawn->processes[r] > 0) kill(spawn->processes[r], signal);
 }
 
-/* The exit code with the largest weight becomes the exit code of the job. */
+/* The weight of a rank's exit code: the first code with the largest weight is the job's. */
 static int g2zg_spawn_weight(int code) {
   if (code == 0) return 0;
   if (code == G2Z_EXIT_STOPPED) return 1;
@@ -748,8 +751,8 @@ static int g2zg_spawn_weight(int code) {
   return 3;
 }
 
-/* Starts all ranks and waits until all have ended. job->watch runs at least once, even if they end
- * at once. */
+/* Starts all ranks and waits until all have ended. Calls job->watch at least once, even if the
+ * ranks end at once. */
 static g2z_status g2zg_spawn_all(g2zg_spawn *spawn) {
   const struct timespec pause = {0, 100000000};
   const g2z_job *job = spawn->job;
@@ -769,7 +772,7 @@ static g2z_status g2zg_spawn_all(g2zg_spawn *spawn) {
   if (status != G2Z_OK) g2zg_spawn_signal(spawn, SIGKILL);
   do {
     if (job->watch) job->watch(job->user);
-    /* The next signal, within a tenth of a second; 0 or less: none. */
+    /* Wait up to a tenth of a second for the next signal; 0 or less: none arrived. */
     int number = 0;
 #if defined(__APPLE__) /* no sigtimedwait */
     sigset_t pending;
@@ -794,13 +797,13 @@ static g2z_status g2zg_spawn_all(g2zg_spawn *spawn) {
         running++;
         continue;
       }
-      /* A rank has ended. Report the first failure. */
+      /* This rank has ended. Report the first failure. */
       spawn->processes[r] = 0;
       end->cpu_s += (double)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
                     1e-6 * (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec);
-      const size_t resident = (size_t)used.ru_maxrss * 1024; /* Linux counts KiB */
+      const size_t resident = (size_t)used.ru_maxrss * 1024; /* on Linux it is in KiB */
       if (resident > end->rank_bytes) end->rank_bytes = resident;
-      int code = WEXITSTATUS(ended), killed = 0; /* killed: the signal */
+      int code = WEXITSTATUS(ended), killed = 0; /* killed: the signal that killed it */
       if (!WIFEXITED(ended)) {
         killed = WTERMSIG(ended);
         code = 128 + killed;
@@ -816,8 +819,8 @@ static g2z_status g2zg_spawn_all(g2zg_spawn *spawn) {
         snprintf(spawn->news, sizeof spawn->news, "rank %d (process %d) ended with exit code %d",
                  r, (int)process, code);
     }
-    /* Log the failure, unless standard output blocks, as after Ctrl-S: this process must continue
-     * to watch its ranks and to pass on signals. */
+    /* Log the failure. Wait while standard output is blocked, for example after Ctrl-S: this
+     * process must continue to watch its ranks and to pass on signals. */
     struct pollfd console = {STDOUT_FILENO, POLLOUT, 0};
     if (spawn->news[0] && poll(&console, 1, 0) != 0) {
       g2z_log(spawn->services, G2Z_LOG_WARNING, "%s", spawn->news);
@@ -826,7 +829,7 @@ static g2z_status g2zg_spawn_all(g2zg_spawn *spawn) {
     const double now = g2z_seconds();
     if (spawn->failed == 0 && g2zg_spawn_weight(end->exit_code) > 1) {
       spawn->failed = now;
-      g2zg_spawn_signal(spawn, SIGCONT); /* so that a stopped rank can end */
+      g2zg_spawn_signal(spawn, SIGCONT); /* a rank that is stopped must be able to end */
     }
     if (spawn->failed > 0 && now > spawn->failed + 13 && spawn->haste < 2) {
       g2zg_spawn_signal(spawn, SIGKILL);
@@ -841,8 +844,8 @@ static g2z_status g2zg_spawn_all(g2zg_spawn *spawn) {
   return status;
 }
 
-/* Refuses to start ranks if another launcher started this process as a rank. *inside 1: this
- * program started it as a rank. */
+/* Refuses to start ranks if this process is a rank that another launcher started. *inside 1: it is
+ * a rank that this program started. */
 static g2z_status g2zg_spawn_check(g2z_services *services, int ranks, int *inside) {
   g2z_place place;
   *inside = 0;
@@ -956,7 +959,7 @@ G2Z_API const char *g2z_json_word(const char *text, char *word) {
 /* ===== the start of main =================================================
  * In: the process as it was started. Out: usable standard files, stack and OpenMP threads. */
 
-#define G2ZG_STACK 131072 /* bytes: main and a thread used at most 80,000 */
+#define G2ZG_STACK 131072 /* bytes. main and the threads were measured to use at most 80,000 */
 
 G2Z_API g2z_status g2z_begin_program(g2z_services *services, char **argv) {
   int open_files = 1, again = 0;
@@ -974,14 +977,14 @@ G2Z_API g2z_status g2z_begin_program(g2z_services *services, char **argv) {
                       "needed: type ulimit -s 8192, in a new shell if that is refused", kib,
                       G2ZG_STACK / 1024);
   }
-#ifdef _OPENMP /* OpenMP has read the variable before main */
+#ifdef _OPENMP /* OpenMP reads the variable before main: the program must start again */
   again |= !getenv("OMP_WAIT_POLICY") && setenv("OMP_WAIT_POLICY", "passive", 1) == 0;
 #endif
   if (again) execv("/proc/self/exe", argv);
-#if defined(__linux__) /* a program that was started as /proc/self/exe has the name "exe" */
+#if defined(__linux__) /* started again as /proc/self/exe, the program has the name "exe" */
   const char *name = argv[0];
   if (name && strrchr(name, '/')) name = strrchr(name, '/') + 1;
-  if (name) prctl(PR_SET_NAME, name); /* for top and pgrep */
+  if (name) prctl(PR_SET_NAME, name); /* top and pgrep show it */
 #endif
   return G2Z_OK;
 }
