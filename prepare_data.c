@@ -4,12 +4,12 @@
  *
  *   files --> jobs of about 256 KiB --> ids --in the order of the text--> shards
  *
- * All threads do the same: read the next job, encode it, wait until the jobs before it are written,
- * write it. A job ends where a cut does not change the ids, so the output depends neither on the
- * number of threads nor on the size of a job. Each thread holds one job in memory, whatever the
- * size of the text. Three things stay in memory as a whole: a line of JSON, each different piece
- * that --train-bpe counts, and the white space before a document of --split-docs. gzip -dc and
- * zstd -dc unpack *.gz and *.zst through a pipe. */
+ * All threads do the same work: read the next job, encode it, wait until the earlier jobs are
+ * written, write it. A job ends where a cut does not change the ids. So the output depends neither
+ * on the number of threads nor on the size of a job. Each thread has one job in memory, whatever
+ * the size of the text. Only three things must fit into memory as a whole: a line of JSON, the
+ * different pieces that --train-bpe counts, and the white space before a document of --split-docs.
+ * gzip -dc and zstd -dc unpack *.gz and *.zst through a pipe. */
 
 #define GPT2_ZERO_IMPLEMENTATION
 #include "gpt2_zero.h"
@@ -32,7 +32,7 @@
 
 typedef enum split_docs { SPLIT_NONE, SPLIT_EOT, SPLIT_BLANK } split_docs;
 typedef enum eot_place { EOT_FIRST, EOT_LAST, EOT_NONE } eot_place;
-enum { TRAIN, VAL, BY_DOCUMENT }; /* a text's split; BY_DOCUMENT: each document has its own */
+enum { TRAIN, VAL, BY_DOCUMENT }; /* the split of a text; BY_DOCUMENT: each document has its own */
 
 typedef struct options {
   const char *vocab, *field, *out, *name;
@@ -44,11 +44,11 @@ typedef struct options {
   char **words;              /* [word_count]: the command line as it was typed */
   int word_count;
   char name_text[256];       /* the name of the shards */
-  char fields[2][128];       /* JSON members: the text and its alternative; or paired */
-  int paired;                /* fields are a prompt and its completion */
+  char fields[2][128];       /* JSON members: the text, and the member that may replace it */
+  int paired;                /* 1: `fields` are a prompt and its completion instead */
 } options;
 
-/* The program's output: shards, or the output of the flag with this name. */
+/* What the program writes: shards, or what the flag of this name asks for. */
 enum { SHARDS, ENCODE, DECODE };
 static const char *const mode_names[] = {"shards", "encode", "decode"};
 
@@ -56,9 +56,9 @@ static const char *const mode_names[] = {"shards", "encode", "decode"};
 #define TEXTS (IN(SHARDS) | IN(ENCODE))
 #define ANY (TEXTS | IN(DECODE))
 
-/* Every option, once, with the modes that use it. The parser and --help are made from this list.
- * default_options() sets the defaults. A default outside its range is not shown: the help text
- * explains it. */
+/* The list of all options, with the modes that use them. The parser and --help are made from it.
+ * default_options() sets the defaults. A default outside the range of its option is not shown: the
+ * help text explains it. */
 #define FLAG_LIST(FLAG, GROUP)                                                                    \
   GROUP("Vocabulary (one of these)")                                                              \
   /*   in  name  kind  destination  minimum  maximum  value  help */                              \
@@ -157,7 +157,7 @@ static void print_line(void *user, const char *text) {
   puts(text);
 }
 
-/* Fills the options from argv and moves the inputs to argv[1..*inputs], or prints --help. */
+/* Reads the options from argv, and moves the inputs to argv[1..*inputs]. Or prints --help. */
 static g2z_status read_flags(g2z_services *services, int argc, char **argv, options *o,
                              int *inputs) {
 #define FLAG(in, name, kind, destination, minimum, maximum, value, help) \
@@ -183,11 +183,11 @@ static char advice[2048];
 
 /* A change of the command that the user typed. */
 typedef struct change {
-  const char *flag, *value;    /* one more flag; NULL: none */
-  const char *path, *instead;  /* another name in place of this input; NULL: none */
+  const char *flag, *value;    /* a flag to add, and its value; NULL: none */
+  const char *path, *instead;  /* an input, and the name that replaces it; NULL: none */
 } change;
 
-/* Advises the command `first` ("": none), then the typed command with a change. */
+/* Writes `advice`: the command `first` (unless ""), then the typed command with a change. */
 static void advise(g2z_services *services, const options *o, const char *first, change with) {
   const char *joint = *first ? " &&\n" : "";
   char **words = (char **)calloc((size_t)o->word_count + 2, sizeof *words), *line = NULL;
@@ -212,8 +212,8 @@ static void advise(g2z_services *services, const options *o, const char *first, 
   free(words);
 }
 
-/* Reads the JSON fields from --field: one name, or a prompt's and a completion's. Without it the
- * field is "text", or "content" in a document without "text". */
+/* Reads the names of JSON fields from --field: one name, or the names of prompt and completion.
+ * Without --field it is "text", or "content" in a document without "text". */
 static g2z_status settle_fields(g2z_services *services, options *o) {
   const char *first = "text", *second = "content";
   const size_t most = sizeof o->fields[0] - 1;
@@ -232,7 +232,8 @@ static g2z_status settle_fields(g2z_services *services, options *o) {
   return G2Z_OK;
 }
 
-/* Chooses the shards' name: --name, or the first input's without its directory and its endings. */
+/* Chooses the name of the shards: --name, or the first input without its directory and its
+ * endings. */
 static g2z_status settle_name(g2z_services *services, options *o, const char *input) {
   if (o->name) {
     if (!*o->name || strlen(o->name) > NAME_BYTES || strchr(o->name, '/'))
@@ -252,7 +253,7 @@ static g2z_status settle_name(g2z_services *services, options *o, const char *in
   return G2Z_OK;
 }
 
-/* Checks the options together and sets those that no flag has set. */
+/* Refuses options that contradict each other, and sets those that no flag has set. */
 static g2z_status settle(g2z_services *services, options *o, char **inputs, int count) {
   const options defaults = default_options();
   int mode = SHARDS;
@@ -315,26 +316,26 @@ static g2z_status settle(g2z_services *services, options *o, char **inputs, int 
 
 /* ----- reading: files -> jobs -------------------------------------------- */
 
-#define JOB_BYTES 262144        /* a job and its ids fit into a core's second-level cache */
-#define OPEN_BYTES 4194304      /* longer text without a cut is encoded while it is read */
+#define JOB_BYTES 262144        /* so a job and its ids fit into a core's second-level cache */
+#define OPEN_BYTES 4194304      /* text that has no cut for so many bytes is encoded in parts */
 #define LINE_BYTES 268435456    /* the longest line of JSON */
 
 typedef struct source {      /* a file, or a range of one */
-  const char *path, *label;  /* the label is for messages */
-  int json;                  /* one document per line */
+  const char *path, *label;  /* label: the name in messages */
+  int json;                  /* 1: one document per line */
   uint64_t begin, end;       /* range of bytes; end UINT64_MAX: to the end of the file */
-  dev_t device;              /* with the inode: the file, whatever its name */
+  dev_t device;              /* device and inode identify a file that has several names */
   ino_t inode;
   int split;                 /* TRAIN, VAL or BY_DOCUMENT */
 } source;
 
 typedef struct segment {     /* a document, or the part of one in this job */
   const char *label;
-  uint64_t place;            /* its line (json), or its offset in the file */
+  uint64_t place;            /* number of its line (json), or its offset in the file */
   size_t begin, bytes;       /* place in the job's text */
   int json, split;
-  int starts, ends;          /* 1: the document starts, ends in this segment */
-  size_t text_bytes, tokens; /* bytes of encoded text; ids, <|endoftext|> included */
+  int starts, ends;          /* 1: the document starts in this segment; it ends in it */
+  size_t text_bytes, tokens; /* number of encoded bytes; number of ids, with <|endoftext|> */
 } segment;
 
 typedef struct job {
@@ -343,28 +344,28 @@ typedef struct job {
   segment *segments;
   size_t count, segments_capacity;
   size_t encoded;            /* number of encoded segments: all, unless one failed */
-  uint64_t consumed;         /* bytes that were read from the inputs for this job */
-  int open;                  /* no cut was found: the last segment continues in the next job */
-  size_t divided;            /* bytes before the end of the last segment */
-  size_t certain;            /* bytes of an open segment whose ids are known */
+  uint64_t consumed;         /* number of bytes read from the inputs for this job */
+  int open;                  /* 1: no cut was found; the last segment continues in the next job */
+  size_t divided;            /* number of bytes that are divided into segments */
+  size_t certain;            /* of an open segment: number of bytes whose ids are final */
   g2z_tokens tokens;
-  g2z_status status;         /* of encoding; its sentence is in the worker's services */
+  g2z_status status;         /* result of encoding; its sentence is in the worker's services */
 } job;
 
 typedef struct reader {
   const options *o;
   g2z_services *services;
   const source *sources;
-  int count, at;             /* number of sources; the current or next one */
-  g2z_text_file text;        /* its file is -1: none is open */
-  int waits;                 /* reading may block: a pipe or a terminal */
-  int look;                  /* check the source's first bytes once they are read */
-  uint64_t offset;           /* in the file, of the next read */
-  uint64_t place;            /* lines (json) or bytes of text before the rest */
+  int count, at;             /* number of sources; index of the current or next source */
+  g2z_text_file text;        /* the current source; text.file -1: no source is open */
+  int waits;                 /* 1: reading may block, since it is a pipe or a terminal */
+  int look;                  /* 1: the first bytes of the source must be checked when read */
+  uint64_t offset;           /* offset in the file of the next read */
+  uint64_t place;            /* number of lines (json) or bytes of text before `rest` */
   char *rest;                /* text that was read and belongs to the next job */
   size_t rest_bytes, rest_capacity;
-  int open;                  /* 1: the last job's text ended without a cut */
-  int carriage_return;       /* 1: the last byte read was CR; it became LF */
+  int open;                  /* 1: the text of the last job ended without a cut */
+  int carriage_return;       /* 1: the last byte read was CR, which became LF */
   int in_document;           /* 1: the next segment continues a document */
   int split;                 /* TRAIN or VAL: the split of that document */
   int blank;                 /* 1: so far this document is only white space */
@@ -381,7 +382,7 @@ static g2z_status fail_stopped(g2z_services *services) {
   return fail(services, G2Z_STOPPED, "stopped by signal %d: no file was written", (int)stop_signal);
 }
 
-/* A larger block with the same content. NULL if there is no memory: the old block stays valid. */
+/* Returns a larger block with the same content. NULL: no memory; the old block stays valid. */
 static void *widen(void *list, size_t *capacity, size_t need, size_t size) {
   if (need <= *capacity) return list;
   size_t larger = *capacity + *capacity / 2;
@@ -393,14 +394,14 @@ static void *widen(void *list, size_t *capacity, size_t need, size_t size) {
 }
 
 static g2z_status widen_text(g2z_services *services, char **text, size_t *capacity, size_t need) {
-  char *wider = (char *)widen(*text, capacity, need + 1, 1); /* a block of 0 bytes may be NULL */
+  char *wider = (char *)widen(*text, capacity, need + 1, 1); /* + 1: never a block of 0 bytes */
   if (!wider) return fail(services, G2Z_NO_MEMORY, "no memory for a text of %zu bytes", need);
   *text = wider;
   return G2Z_OK;
 }
 
-/* Returns 1 for a text of white space. open: it may continue, so a character that is cut off at its
- * end may be white space, too. */
+/* Returns 1 for a text of white space. `open` 1: the text may continue, so a truncated character at
+ * its end may be white space, too. */
 static int is_blank(const char *text, size_t bytes, int open) {
   const unsigned char *end = (const unsigned char *)text + bytes;
   const size_t rest = bytes - g2z_text_white(text, bytes);
@@ -419,7 +420,7 @@ static size_t universal_newlines(char *text, size_t bytes, int *carriage_return)
   return made;
 }
 
-/* Appends up to `count` bytes of the open source to the job. *end: the source has no more. */
+/* Appends up to `count` bytes of the open source to the job. *end 1: the source has no more. */
 static g2z_status read_some(reader *r, job *j, size_t count, int *end) {
   const source *from = &r->sources[r->at];
   const uint64_t left = from->end - r->offset;
@@ -430,7 +431,7 @@ static g2z_status read_some(reader *r, job *j, size_t count, int *end) {
   if (count > left) count = (size_t)left;
   TRY(widen_text(r->services, &j->text, &j->text_capacity, j->bytes + count));
   do {
-    while (r->waits && !stop_signal && poll(&one, 1, 100) < 1) continue; /* a signal can stop it */
+    while (r->waits && !stop_signal && poll(&one, 1, 100) < 1) continue; /* ends on a signal */
     if (stop_signal) return fail_stopped(r->services);
     got = read(r->text.file, j->text + j->bytes, count);
   } while (got < 0 && (errno == EINTR || errno == EAGAIN));
@@ -461,7 +462,7 @@ static g2z_status keep_rest(reader *r, job *j, size_t usable) {
   return G2Z_OK;
 }
 
-/* Refuses a file whose first bytes are not text, and advises the commands that convert it. */
+/* Refuses a file whose first bytes are not text. `advice` gets the commands that convert it. */
 static g2z_status check_text(g2z_services *services, const options *o, const source *from,
                              const char *text, size_t bytes) {
   g2z_text_remedy remedy;
@@ -471,8 +472,8 @@ static g2z_status check_text(g2z_services *services, const options *o, const sou
   return status;
 }
 
-/* The bytes before the last place where a cut does not change the ids: after a line of JSON, or
- * before white space. 0: there is no such place. The first `searched` bytes end no line of JSON. */
+/* The last place where a cut does not change the ids: after a line of JSON, or before white space.
+ * 0: there is none. No line of JSON ends in the first `searched` bytes. */
 static size_t find_cut(const job *j, int json, size_t searched) {
   if (!json) return g2z_encode_cut(j->text, j->bytes);
   const char *newline = (const char *)memrchr(j->text + searched, '\n', j->bytes - searched);
@@ -480,8 +481,8 @@ static size_t find_cut(const job *j, int json, size_t searched) {
   return (size_t)(newline - j->text) + 1;
 }
 
-/* Fills the job's text with whole lines, or up to a cut that does not change the ids. Text without
- * a cut for OPEN_BYTES is left open. *end: the source has no more. */
+/* Fills the job's text with whole lines of JSON, or with text up to a cut that does not change the
+ * ids. If text has no cut for OPEN_BYTES, the job is left open. *end 1: the source has no more. */
 static g2z_status read_chunk(reader *r, job *j, int *end) {
   const int json = r->sources[r->at].json;
   size_t usable = 0, want = JOB_BYTES;
@@ -489,8 +490,8 @@ static g2z_status read_chunk(reader *r, job *j, int *end) {
   TRY(widen_text(r->services, &j->text, &j->text_capacity, r->rest_bytes));
   if (r->rest_bytes) memcpy(j->text, r->rest, r->rest_bytes);
   j->bytes = r->rest_bytes;
-  /* After a job without a cut, read a quarter more than the rest: --train-bpe needs a long piece as
-   * a whole, and its bytes would otherwise be copied too often. */
+  /* After a job without a cut, read at least a quarter of the rest in addition. --train-bpe needs a
+   * long piece as a whole: with small steps its bytes would be copied too often. */
   if (r->open) want = OPEN_BYTES + r->rest_bytes / 4;
   want += r->rest_bytes;
   for (size_t searched = 0;; want += want / 4) {
@@ -514,7 +515,7 @@ static g2z_status read_chunk(reader *r, job *j, int *end) {
   return keep_rest(r, j, usable);
 }
 
-/* F as the user typed it: the float 0.1f is slightly more than 0.1. */
+/* The F of --val-fraction F as the user typed it: the float 0.1f is slightly more than 0.1. */
 static double val_fraction(const options *o) {
   if (o->val_fraction <= 0) return 0; /* -1: --val-tokens chooses the split */
   return floor((double)o->val_fraction * 1e7 + 0.5) / 1e7;
@@ -548,11 +549,11 @@ static g2z_status add_segment(reader *r, job *j, size_t begin, size_t bytes, int
   added->starts = starts;
   added->ends = ends;
   r->in_document = !ends;
-  r->blank = r->blank && j->open; /* text before a cut is not blank */
+  r->blank = r->blank && j->open; /* a segment before a cut has other text than white space */
   return G2Z_OK;
 }
 
-/* Makes a document of every line that is not blank. */
+/* Makes a document of each line that is not blank. */
 static g2z_status split_lines(reader *r, job *j) {
   for (size_t at = 0; at < j->bytes;) {
     const char *line = j->text + at;
@@ -572,10 +573,10 @@ static g2z_status split_lines(reader *r, job *j) {
 static const char eot[] = "<|endoftext|>";
 #define EOT_BYTES (sizeof eot - 1)
 
-/* Finds the end of the document that is open or begins at `at`: *bytes of it lie in this text, and
- * the next document begins at *next. Returns 0 if the document continues after the text. No marker
- * is lost between two jobs: a cut stands before white space and never splits a marker, and an open
- * job leaves its last bytes, more than a marker has, to the next job. */
+/* Finds the end of the document that is open at `at`, or begins there. *bytes: number of its bytes
+ * in this text; *next: where the next document begins. Returns 0 if the document continues after
+ * the text. Jobs cannot split a marker: a cut is before white space, never inside a marker; and an
+ * open job leaves its last bytes, more than a marker has, to the next job. */
 static int find_end(const reader *r, const job *j, size_t at, size_t *bytes, size_t *next) {
   const char *text = j->text + at, *found;
   const size_t left = j->bytes - at;
@@ -600,7 +601,8 @@ static int find_end(const reader *r, const job *j, size_t at, size_t *bytes, siz
   return 0;
 }
 
-/* The length of a marker's beginning at the end of the job's text; at most `bytes`. */
+/* If the job's text ends with the beginning of a marker: the length of this beginning, at most
+ * `bytes`. Else 0. */
 static size_t begun_marker(const job *j, size_t bytes) {
   size_t begun = EOT_BYTES - 1;
   if (begun > bytes) begun = bytes;
@@ -617,7 +619,7 @@ static g2z_status split_text(reader *r, job *j, int end) {
       size_t marker = 0;
       if (!ends && j->open && r->o->split_docs == SPLIT_EOT) marker = begun_marker(j, bytes);
       if (r->o->split_docs != SPLIT_NONE && is_blank(j->text + at, bytes - marker, !ends)) {
-        if (!ends) break; /* the next job decides whether this begins a document */
+        if (!ends) break; /* the next job shows whether a document begins here */
         continue;
       }
       begin_document(r);
@@ -637,16 +639,16 @@ typedef struct worker {
   g2z_services services;
   g2z_encoder *encoder;
   g2z_bpe_trainer *trainer;  /* replaces the encoder during --train-bpe */
-  job held;                  /* its current job */
+  job held;                  /* the worker's current job */
   char *document;            /* the text of a JSON document */
   size_t document_capacity;
-  g2z_status status;         /* outcome of creating its encoder or trainer */
+  g2z_status status;         /* result of creating the encoder or the trainer */
   pthread_t thread;
 } worker;
 
-/* Unescapes a JSON document into the worker's memory: length[0] bytes of its prompt, if it has one,
- * then length[1] of the rest. An error begins with ": " or ", line 1, column N: "; the caller adds
- * the file and the line. */
+/* Unescapes a JSON document into w->document: length[0] bytes of its prompt, if it has one, then
+ * length[1] bytes of the other text. An error begins with ": " or ", line 1, column N: "; the
+ * caller adds the file and the line. */
 static g2z_status json_document(worker *w, const char *line, size_t bytes, size_t length[2]) {
   const options *o = w->o;
   const char *const fields[] = {o->fields[0], o->fields[1]};
@@ -654,7 +656,7 @@ static g2z_status json_document(worker *w, const char *line, size_t bytes, size_
   g2z_json json;
   g2z_json_text found[2];
   TRY(g2z_text_document(&w->services, "", line, bytes, fields, o->paired, &json, found));
-  const g2z_json_text *part[2] = {NULL, &found[1]}; /* the prompt; the rest */
+  const g2z_json_text *part[2] = {NULL, &found[1]}; /* the prompt; the other text */
   if (o->paired) part[0] = &found[0];
   else if (found[0].at) part[1] = &found[0];
   if (!part[1]->at) missing = fields[o->paired];
@@ -691,14 +693,15 @@ static g2z_status place_error(worker *w, const segment *s, g2z_status status) {
   return fail(&w->services, status, "%s, from byte %" PRIu64 ": %s", s->label, s->place, what);
 }
 
-/* Encodes a segment's prompt or its other text, or counts its pieces for --train-bpe. */
+/* Encodes one part of a segment, its prompt or its other text. For --train-bpe, counts its pieces
+ * instead. */
 static g2z_status encode_part(worker *w, job *j, const segment *s, const char *text, size_t bytes,
                               g2z_tokens *out) {
   const options *o = w->o;
   int flags = G2Z_ENCODE_DEFAULT;
   if (o->strict) flags |= G2Z_ENCODE_STRICT;
   if (o->allow_special) flags |= G2Z_ENCODE_ALLOW_SPECIAL;
-  size_t *used = NULL; /* the text is complete */
+  size_t *used = NULL; /* NULL: the text is complete */
   if (j->open && !s->ends) used = &j->certain;
   if (w->trainer) return g2z_bpe_trainer_feed_part(w->trainer, text, bytes, flags, used);
   return g2z_encode_part(w->encoder, text, bytes, flags, out, used);
@@ -707,7 +710,7 @@ static g2z_status encode_part(worker *w, job *j, const segment *s, const char *t
 static g2z_status encode_segment(worker *w, job *j, segment *s, g2z_tokens *out) {
   const options *o = w->o;
   const char *text = j->text + s->begin;
-  size_t length[2] = {0, s->bytes}; /* lengths of the prompt and the rest */
+  size_t length[2] = {0, s->bytes}; /* of the prompt, of the other text */
   g2z_status status = G2Z_OK;
   if (s->starts && o->eot == EOT_FIRST && !w->trainer)
     TRY(g2z_encode(w->encoder, eot, EOT_BYTES, G2Z_ENCODE_ALLOW_SPECIAL, out));
@@ -736,13 +739,13 @@ static void encode_job(worker *w, job *j) {
   }
 }
 
-/* Encodes the part of an open job whose ids are final, and keeps the rest for the next job. */
+/* Encodes the part of an open job whose ids are final. Keeps the rest for the next job. */
 static g2z_status encode_open(reader *r, worker *w, job *j) {
   size_t usable = j->divided;
   if (j->count && !j->segments[j->count - 1].ends) {
     segment *last = &j->segments[j->count - 1];
     encode_job(w, j);
-    if (j->status != G2Z_OK) return G2Z_OK; /* reported when the job is written */
+    if (j->status != G2Z_OK) return G2Z_OK; /* take_turn reports j->status */
     last->bytes = j->certain;
     last->text_bytes = j->certain;
     usable = last->begin + j->certain;
@@ -759,7 +762,7 @@ static void close_source(reader *r) {
   r->rest_bytes = 0;
 }
 
-/* Fills a job with at least one segment, or with none if all inputs are read. */
+/* Fills a job with at least one segment. The job stays empty if all inputs have been read. */
 static g2z_status read_job(reader *r, worker *w, job *j) {
   while (j->count == 0) {
     int end;
@@ -773,7 +776,7 @@ static g2z_status read_job(reader *r, worker *w, job *j) {
       r->look = from->end == UINT64_MAX;
       r->waits = fstat(r->text.file, &info) != 0 || !S_ISREG(info.st_mode);
       r->offset = from->begin;
-      r->place = from->begin; /* 0 for lines of JSON: only a text becomes two sources */
+      r->place = from->begin; /* for lines of JSON it is 0: only a text is read from the middle */
       r->carriage_return = 0;
       r->in_document = 0;
     }
@@ -793,23 +796,23 @@ static g2z_status read_job(reader *r, worker *w, job *j) {
 
 typedef struct stream {      /* the shards of one split */
   const char *split;         /* "train" or "val" */
-  g2z_shard_writer *shard;   /* the shard that is being filled; the output owns it */
+  g2z_shard_writer *shard;   /* the shard that is being filled; output.shards owns it */
   int64_t in_shard, shards, tokens, counted;
   int64_t documents;         /* number of documents with ids in this split */
-  int64_t document;          /* the last one: its number among all documents, from 1 */
+  int64_t document;          /* number of the last such document among all documents, from 1 */
   char path[PATH_BYTES];           /* path of the last shard */
 } stream;
 
 typedef struct output {
   const options *o;
   g2z_services *services;
-  uint64_t vocab_hash;       /* for the shards' headers */
+  uint64_t vocab_hash;       /* put into the headers of the shards */
   stream streams[2];         /* TRAIN, VAL */
   g2z_shard_writer **shards; /* all shards of both splits, oldest first */
   size_t count, capacity;
-  uint64_t bytes;            /* read from the inputs so far */
-  uint64_t text_bytes;       /* in the documents so far */
-  int64_t documents, tokens; /* so far */
+  uint64_t bytes;            /* number of bytes read from the inputs so far */
+  uint64_t text_bytes;       /* number of bytes in the documents so far */
+  int64_t documents, tokens; /* their numbers so far */
   int learning;              /* 1: --train-bpe, which writes no ids */
 } output;
 
@@ -821,7 +824,8 @@ static void shard_path(const options *o, const char *split, int64_t index, char 
   else snprintf(path, bytes, "%s/%s.bin", o->out, split);
 }
 
-/* Returns 1 if `name` is a shard of this split, or its mask. *index: the number of the shard. */
+/* Returns 1 if `name` is the name of a shard of this split, or of its mask. *index becomes the
+ * number of the shard. */
 static int is_shard(const options *o, const char *split, const char *name, int64_t *index) {
   char path[PATH_BYTES];
   shard_path(o, split, 0, path, sizeof path);
@@ -836,13 +840,13 @@ static int is_shard(const options *o, const char *split, const char *name, int64
   return strcmp(name, ".bin") == 0 || strcmp(name, ".mask") == 0;
 }
 
-typedef struct old_set {     /* a walk over the files in OUT that have this run's name */
+typedef struct old_set {     /* a walk over the files in --out that have the names of this run */
   const options *o;
   g2z_services *services;
   DIR *directory;            /* NULL: it does not exist */
   char path[PATH_BYTES];     /* the current file */
   int split;                 /* TRAIN or VAL; BY_DOCUMENT: it is the vocabulary of --train-bpe */
-  int64_t index;             /* the number of the shard */
+  int64_t index;             /* number of the shard */
 } old_set;
 
 static g2z_status old_set_open(g2z_services *services, const options *o, old_set *set) {
@@ -857,7 +861,7 @@ static void old_set_close(old_set *set) {
   if (set->directory) closedir(set->directory);
 }
 
-/* Moves to the next file of the set. *some: 0 if there is none. */
+/* Moves to the next file of the set. *some 0: there is none. */
 static g2z_status old_set_next(old_set *set, int *some) {
   static const char *const splits[] = {"train", "val"};
   const options *o = set->o;
@@ -876,8 +880,8 @@ static g2z_status old_set_next(old_set *set, int *some) {
   return G2Z_OK;
 }
 
-/* Counts the files of an earlier run with this name; `found` is the first of them by name. A source
- * among them is an error: an input is not replaced by its own tokens. */
+/* Counts the files of an earlier run with the names of this run; `found` becomes the first of them
+ * by name. Fails if one of them is a source: an input must not be replaced by its own tokens. */
 static g2z_status find_set(g2z_services *services, const options *o, const source *sources,
                            int source_count, size_t *count, char found[PATH_BYTES]) {
   old_set set;
@@ -900,7 +904,8 @@ static g2z_status find_set(g2z_services *services, const options *o, const sourc
   return status;
 }
 
-/* Removes the shards of an earlier run from number keep[split] on, and their masks. */
+/* Removes the shards of an earlier run, and their masks, from number keep[split] of each split
+ * on. */
 static g2z_status remove_shards(g2z_services *services, const options *o, const int64_t keep[2]) {
   old_set set;
   int some;
@@ -916,7 +921,7 @@ static g2z_status remove_shards(g2z_services *services, const options *o, const 
 }
 
 /* Appends ids to a split, in as many shards as needed. The first shard of each split stays open:
- * its lock keeps other programs away from the names of all shards. */
+ * its lock keeps other programs from using the names of the shards. */
 static g2z_status write_ids(output *to, stream *s, const int32_t *ids, int64_t count) {
   if (count == 0) return G2Z_OK;
   s->tokens += count;
@@ -954,7 +959,7 @@ static g2z_status fail_output(g2z_services *services) {
   return fail(services, G2Z_IO, "cannot write standard output: %s", strerror(errno));
 }
 
-/* Prints the ids of --encode, each but the first of the output after a space. */
+/* Prints the ids of --encode, with a space before each id except the first. */
 static g2z_status print_ids(output *to, const int32_t *ids, size_t count) {
   const char *space = to->tokens ? " " : "";
   for (size_t i = 0; i < count; i++) {
@@ -965,7 +970,8 @@ static g2z_status print_ids(output *to, const int32_t *ids, size_t count) {
   return G2Z_OK;
 }
 
-/* Writes the ids of the next job in the order of the text, to shards or for --encode as numbers. */
+/* Writes the ids of the next job, in the order of the text: to shards, or for --encode as numbers
+ * to standard output. */
 static g2z_status write_job(output *to, const job *j) {
   const options *o = to->o;
   const int32_t *ids = j->tokens.ids;
@@ -977,7 +983,7 @@ static g2z_status write_job(output *to, const job *j) {
     to->text_bytes += s->text_bytes;
     to->tokens += count;
     if (to->learning || o->encode) continue;
-    int64_t val = 0; /* number of the segment's first tokens that go to validation */
+    int64_t val = 0; /* so many tokens at the start of the segment are for validation */
     if (o->val_tokens >= 0) {
       val = o->val_tokens - to->streams[VAL].tokens;
       if (val > count) val = count;
@@ -1024,18 +1030,19 @@ static void show_progress(progress *p, uint64_t bytes, int64_t tokens, int end) 
 typedef struct pool {        /* the threads of a run and their shared state */
   const options *o;
   const g2z_tokenizer *tokenizer; /* NULL: --train-bpe learns one */
-  worker *workers;           /* [o->threads]; the first runs on the caller's thread */
-  int started;               /* workers that run, including the first */
+  worker *workers;           /* [o->threads]; the first worker runs on the caller's thread */
+  int started;               /* number of workers that run, with the first one */
   pthread_mutex_t reading;   /* guards `input` and `read` */
   reader input;
-  uint64_t read;             /* jobs read so far; the next one gets this number */
-  output *to;                /* the worker whose job has the number `written` uses these three */
+  uint64_t read;             /* number of jobs read so far, and number of the next job */
+  /* Only the worker whose job has the number `written` uses to, shown and status. */
+  output *to;
   progress *shown;
   g2z_status status;         /* the first failure, in the order of the text */
   pthread_mutex_t lock;      /* guards the members below */
   pthread_cond_t next_turn;
-  uint64_t written;          /* jobs written so far; the job with this number is next */
-  int finished;              /* 1: read no more jobs */
+  uint64_t written;          /* number of jobs written so far, and number of the next to write */
+  int finished;              /* 1: no more jobs are read */
 } pool;
 
 static void finish_reading(pool *p) {
@@ -1044,8 +1051,8 @@ static void finish_reading(pool *p) {
   pthread_mutex_unlock(&p->lock);
 }
 
-/* Reads the worker's next job and its number. Returns 0 if there is none. A failure is a job
- * without text: the jobs before it are written first and may fail first. */
+/* Reads the worker's next job and its number. Returns 0 if there is none. A failure becomes a job
+ * without text, and is reported in its turn: the jobs before it are written first, and may fail. */
 static int read_next(pool *p, worker *w, uint64_t *number) {
   job *j = &w->held;
   j->count = 0;
@@ -1074,7 +1081,7 @@ static int read_next(pool *p, worker *w, uint64_t *number) {
   return some;
 }
 
-/* Waits until all jobs before this one are written, then writes it. */
+/* Waits until all jobs before number `number` are written, then writes the worker's job. */
 static void take_turn(pool *p, worker *w, uint64_t number) {
   pthread_mutex_lock(&p->lock);
   while (p->written != number) pthread_cond_wait(&p->next_turn, &p->lock);
@@ -1088,7 +1095,7 @@ static void take_turn(pool *p, worker *w, uint64_t number) {
     if (p->status == G2Z_OK) show_progress(p->shown, p->to->bytes, p->to->tokens, 0);
     if (p->status == G2Z_OK && stop_signal) p->status = fail_stopped(p->to->services);
   }
-  if (w->held.text_capacity > 2 * JOB_BYTES) { /* a long line, or text without cuts */
+  if (w->held.text_capacity > 2 * JOB_BYTES) { /* it had a long line, or text without cuts */
     free(w->held.text);
     g2z_tokens_free(&w->held.tokens);
     w->held.text = NULL;
@@ -1101,7 +1108,8 @@ static void take_turn(pool *p, worker *w, uint64_t number) {
   pthread_mutex_unlock(&p->lock);
 }
 
-/* Each thread creates its own encoder: the system clears the memory of all caches in parallel. */
+/* Runs a worker. Each thread creates its own encoder, so that the memory of all encoders' caches is
+ * cleared in parallel. */
 static void *work(void *user) {
   worker *w = (worker *)user;
   pool *p = w->pool;
@@ -1134,8 +1142,8 @@ static void pool_close(pool *p) {
   pthread_cond_destroy(&p->next_turn);
 }
 
-/* Reads, encodes and writes everything; tokenizer NULL: counts pieces for a vocabulary. Call
- * pool_close afterwards, also after a failure. */
+/* Reads, encodes and writes everything. tokenizer NULL: counts pieces for a vocabulary instead.
+ * Call pool_close afterwards, also after a failure. */
 static g2z_status pool_run(pool *p, const options *o, const g2z_tokenizer *tokenizer,
                            const source *sources, int count, output *to, progress *shown) {
   memset(p, 0, sizeof *p);
@@ -1193,7 +1201,8 @@ static g2z_status encode_sources(g2z_services *services, const options *o,
   return status;
 }
 
-/* --train-bpe: each thread counts the pieces of its jobs; the merges follow from the sum. */
+/* Learns a vocabulary, for --train-bpe. Each thread counts the pieces of its jobs; the merges are
+ * made from the sum of the counts. */
 static g2z_status learn(g2z_services *services, const options *o, const source *sources, int count,
                         progress *shown, g2z_tokenizer **out) {
   pool p;
@@ -1220,8 +1229,8 @@ static g2z_status learn(g2z_services *services, const options *o, const source *
 
 /* ----- checking the inputs ----------------------------------------------- */
 
-/* Checks before the run that an input can be read, and fills its source: the whole file, whose
- * documents choose their splits. Its end is UINT64_MAX if its length is not known. */
+/* Checks before the run that an input can be read, and fills *s: the whole file as one source, with
+ * the split BY_DOCUMENT. s->end is UINT64_MAX if the length is not known. */
 static g2z_status check_input(g2z_services *services, const options *o, const char *path,
                               source *s) {
   struct stat info;
@@ -1236,7 +1245,7 @@ static g2z_status check_input(g2z_services *services, const options *o, const ch
   if (is_stdin(path)) {
     s->label = "standard input";
     s->json = o->field != NULL;
-    if (fstat(STDIN_FILENO, &info) != 0) return G2Z_OK; /* to be found when it is read */
+    if (fstat(STDIN_FILENO, &info) != 0) return G2Z_OK; /* the first read reports the failure */
   } else if (stat(path, &info) != 0 || access(path, R_OK) != 0) {
     if (errno == ENOENT && strpbrk(path, "*?["))
       return fail(services, G2Z_IO, "there is no file %s: remove the quotes, and the shell "
@@ -1257,7 +1266,7 @@ static g2z_status check_input(g2z_services *services, const options *o, const ch
   return G2Z_OK;
 }
 
-/* Fills a source for each input. *total: the bytes of all; 0: not known. */
+/* Makes a source of each input. *total: number of bytes of all; 0: not known. */
 static g2z_status check_inputs(g2z_services *services, const options *o, char **inputs, int count,
                                source *given, uint64_t *total) {
   int lines = 0, unknown = 0;
@@ -1296,10 +1305,11 @@ static g2z_status read_at(g2z_services *services, const char *path, uint64_t off
   return G2Z_OK;
 }
 
-/* Finds the start of the last `fraction` of a text: at a character, and not inside CR LF. */
+/* Finds the start of the last `fraction` of a text. The place is between two characters, and not
+ * inside CR LF. */
 static g2z_status find_tail(g2z_services *services, const char *path, uint64_t bytes,
                             double fraction, uint64_t *begin) {
-  unsigned char around[4] = {0, 0, 0, 0}; /* up to three bytes before it, and its first */
+  unsigned char around[4] = {0, 0, 0, 0}; /* up to three bytes before the place, and one after */
   *begin = (uint64_t)((double)bytes * (1 - fraction));
   const int at = *begin < 3 ? (int)*begin : 3;
   int back = 0;
@@ -1311,9 +1321,8 @@ static g2z_status find_tail(g2z_services *services, const char *path, uint64_t b
   return G2Z_OK;
 }
 
-/* Refuses a file that is already in the list if its documents have their own splits: validation
- * could then measure documents that the model was trained on. Otherwise a file that is given twice
- * counts twice. */
+/* Refuses a file that is given twice if its documents have their own splits: validation could then
+ * use documents that the model was trained on. Otherwise such a file counts twice. */
 static g2z_status check_twice(g2z_services *services, const options *o, const source *list,
                               int count, const source *added) {
   const int apart = added->split != BY_DOCUMENT || (val_fraction(o) == 0 && o->val_tokens <= 0);
@@ -1331,8 +1340,9 @@ static g2z_status check_twice(g2z_services *services, const options *o, const so
   return G2Z_OK;
 }
 
-/* Lists the sources to read. Few texts that are one document each cannot be split by document:
- * each becomes two sources, a beginning to train on and an end to validate on. */
+/* Lists the sources to read. If there are only a few texts, and each is one document, they cannot
+ * be split by document. Each then becomes two sources: its beginning for training, its end for
+ * validation. */
 static g2z_status list_sources(g2z_services *services, const options *o, const source *given,
                                int count, source *list, int *sources) {
   static char head[G2Z_TEXT_LOOK]; /* too large for a small stack */
@@ -1349,7 +1359,7 @@ static g2z_status list_sources(g2z_services *services, const options *o, const s
       TRY(check_text(services, o, &s, head, got));
     }
     const int in_two = !s.json && o->split_docs == SPLIT_NONE && fraction > 0 &&
-                       texts * fraction < 10; /* fewer than ten documents of validation */
+                       texts * fraction < 10; /* under ten documents would be for validation */
     if (in_two) s.split = TRAIN;
     if (in_two && !known && !o->val_default)
       return fail(services, G2Z_BAD_ARGUMENT,
@@ -1373,9 +1383,9 @@ static g2z_status list_sources(g2z_services *services, const options *o, const s
 
 /* ----- the program ------------------------------------------------------- */
 
-/* Gives the files their names and removes the rest of an `old` set. Each split's first shard stays
- * an empty file until all other files have their names. Readers refuse an empty file, so they never
- * read a mix of two sets or an incomplete set. */
+/* Gives the files their names, and removes the other files of an old set. `old`: number of files in
+ * that set. The first shard of each split is an empty file until all other files have their names.
+ * Readers refuse an empty file, so they never read an incomplete set or a mix of two sets. */
 static g2z_status name_files(const options *o, output *to, const g2z_tokenizer *tokenizer,
                              size_t old) {
   char path[PATH_BYTES], empty[PATH_BYTES + 8];
@@ -1398,7 +1408,8 @@ static g2z_status name_files(const options *o, output *to, const g2z_tokenizer *
   return G2Z_OK;
 }
 
-/* Writes all files to the disk, then names them. If there was no old set, a failure leaves none. */
+/* Writes all files to the disk, then gives them their names. If it fails and there was no old set,
+ * no file is left. */
 static g2z_status commit(const options *o, output *to, const g2z_tokenizer *tokenizer) {
   static const int64_t none[] = {0, 0};
   char path[PATH_BYTES], sentence[G2Z_ERROR_BYTES];
@@ -1437,7 +1448,7 @@ static void print_summary(const options *o, const output *to, const g2z_tokenize
          G2Z_PLURAL(o->threads), (double)to->text_bytes / (double)to->tokens);
 }
 
-/* Encodes the sources into shards and names them. */
+/* Encodes the sources into shards, and gives the shards their names. */
 static g2z_status write_shards(g2z_services *services, const options *o, const source *sources,
                                int count, const g2z_tokenizer *tokenizer, progress *shown) {
   output to;
@@ -1504,7 +1515,7 @@ static g2z_status prepare(g2z_services *services, const options *o, char **input
   progress shown;
   int sources;
   memset(&shown, 0, sizeof shown);
-  /* one source for each input, then the list: at most two for each */
+  /* One source per input in `given`, then at most two per input in `list`. */
   source *given = (source *)calloc((size_t)count * 3, sizeof *given);
   if (!given) return fail(services, G2Z_NO_MEMORY, "no memory for %d inputs", count);
   source *list = given + count;
@@ -1534,7 +1545,7 @@ static g2z_status encode_filter(g2z_services *services, const options *o,
 
 static g2z_status decode_filter(g2z_services *services, const g2z_tokenizer *tokenizer) {
   const int vocab = g2z_tokenizer_vocab(tokenizer);
-  int32_t ids[4096], id = -1; /* -1: between ids */
+  int32_t ids[4096], id = -1; /* the id whose digits are being read; -1: none */
   char *text;
   size_t count = 0, bytes;
   uint64_t offset = 0;
@@ -1588,7 +1599,7 @@ int main(int argc, char **argv) {
   memset(&services, 0, sizeof services);
   g2z_status status = g2z_begin_program(&services, argv);
   memset(&stop, 0, sizeof stop);
-  stop.sa_handler = on_signal; /* without SA_RESTART: a read that waits must return */
+  stop.sa_handler = on_signal; /* without SA_RESTART: a signal must end a read that waits */
   sigaction(SIGINT, &stop, NULL);
   sigaction(SIGTERM, &stop, NULL);
   sigaction(SIGHUP, &stop, NULL);
