@@ -30,7 +30,7 @@ static void print_line(void *user, const char *text) {
 
 static g2z_status time_steps(g2z_context *context, const g2z_bench *o, g2z_stopwatch *w) {
   g2z_services *services = context->services;
-  const int warm = 2; /* steps that touch pages, fill caches and choose algorithms */
+  const int warm = 2; /* untimed steps, which touch pages, fill caches and choose algorithms */
   size_t count = (size_t)o->train.accum * (size_t)o->train.batch * (size_t)o->train.seq;
   int32_t *tokens;
   g2z_trainer *trainer = NULL;
@@ -60,8 +60,8 @@ static int order_of_gaps(const void *a, const void *b) {
   return (left < right) - (left > right);
 }
 
-/* Prints each op of a step against its limit, in ns per token of the step, the largest gap first.
- * step_s NaN: shares refer to the sum of the ops. */
+/* Prints each op of a step, and how far it is from its limit. The op with the largest gap, in ns
+ * per token of the step, comes first. step_s NaN: shares are shares of the sum of all ops. */
 static g2z_status time_ops(g2z_trainer *t, const g2z_bench *o, const g2z_limits *limit,
                            double step_s) {
   const g2z_plan *plan = t->plan;
@@ -96,9 +96,9 @@ static g2z_status time_ops(g2z_trainer *t, const g2z_bench *o, const g2z_limits 
          "and then exceeds 100 %% of the copy's rate\n", "sum", "", "", sum_s * 1e3,
          100 * sum_s / step_s, stepped ? "the median step" : "the sum");
 
-  /* Attention has a second limit: its exponentials, which another unit of the GPU computes. Causal
-   * attention has T / 2 keys per query and head. Backward computes the same exponentials again, and
-   * 5 products instead of 2. The larger of the two limits applies. */
+  /* Attention has a second limit, its exponentials: another unit of the GPU computes them. The
+   * larger of the two limits applies. Causal attention has T / 2 keys per query and head. Backward
+   * computes the same exponentials again, and 5 products instead of 2. */
   const double rate = t->device->info.exponentials_per_s;
   const double s = (double)plan->batch * plan->seq * plan->seq * plan->model.heads / 2 / rate;
   for (const g2z_watch_row *row = w.rows; row < w.rows + w.count && s > 0; row++)
@@ -116,7 +116,7 @@ static g2z_status time_ops(g2z_trainer *t, const g2z_bench *o, const g2z_limits 
   return G2Z_OK;
 }
 
-/* Opens a trainer without graphs, so that each op is called, and times its ops. */
+/* Times the ops of a trainer. It has no graphs, so that each op is called. */
 static g2z_status run_plan_ops(const g2z_bench *o, const g2z_context_config *config,
                                const g2z_plan *plan, double step_s) {
   g2z_train_config train = o->train;
@@ -136,8 +136,8 @@ static g2z_status run_plan_ops(const g2z_bench *o, const g2z_context_config *con
 
 /* ----- a peer ----------------------------------------------------------- */
 
-/* Runs COMMAND with flags that describe this work. The last line that it prints is JSON with its
- * name as "peer" and its "tokens_per_second". */
+/* Runs the COMMAND of --peer with flags that describe this work. Its last line that begins with {
+ * must be JSON with its name, "peer", and its speed, "tokens_per_second". */
 static g2z_status run_peer(g2z_services *services, const g2z_bench *o, double tokens_per_second) {
   char command[1024], line[4096], last[4096] = "", name[128] = "the peer";
   snprintf(command, sizeof command, "%.700s --model %s --dtype %s --batch %d --seq %d --accum %d "
@@ -180,7 +180,7 @@ static g2z_status report_steps(g2z_services *services, const g2z_bench *o,
                                g2z_stopwatch *w) {
   const size_t count = (size_t)w->count;
   double tokens = (double)plan->batch * plan->seq * plan->accum * plan->world;
-  double median_s = g2z_median(w->step_s, count); /* sorts */
+  double median_s = g2z_median(w->step_s, count); /* sorts step_s */
   printf("\nstep        %.2f ms median, %.2f minimum, %.2f maximum of %d step%s\n", median_s * 1e3,
          w->step_s[0] * 1e3, w->step_s[count - 1] * 1e3, w->count, G2Z_PLURAL(w->count));
   printf("throughput  %.0f tokens/s\n", tokens / median_s);
@@ -204,7 +204,7 @@ static g2z_status run_step(g2z_services *services, const g2z_bench *o,
   g2z_stopwatch w;
   const g2z_place *place = &config->ranks.place;
   const g2z_model_config *shape = &o->shape;
-  if (o->peer) { /* refuse work that its flags cannot describe: it would do different work */
+  if (o->peer) { /* refuse work that run_peer's flags do not describe: the peer's would differ */
     if (shape->layers || shape->channels || shape->heads || shape->vocab || o->train.dropout > 0)
       G2Z_REFUSE(services, "--peer runs an unchanged --model: remove --layers, --channels, "
                  "--heads, --vocab-size and --dropout");
@@ -250,7 +250,8 @@ static void print_log(void *user, g2z_log_level level, const char *sentence) {
   fflush(stdout);
 }
 
-/* Runs in a thread of the library. Other threads may wait in a collective for ever, so it exits. */
+/* Reports the fault and ends the process. It runs in a thread of the library, because other threads
+ * may wait for ever inside a collective. */
 static void on_fault(void *user, const g2z_fault *fault) {
   (void)user;
   fprintf(stderr, "bench: %s\n", fault->sentence);

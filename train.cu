@@ -19,13 +19,13 @@
 typedef struct program {
   g2z_run_options options;
   g2z_context_config context;
-  g2z_context *open; /* of the training */
-  g2z_run *run;      /* main frees both after it has printed why the run ended */
-  int meets;         /* 1: the ranks meet. Until then, all ranks of a host fail alike */
+  g2z_context *open; /* the context of the training */
+  g2z_run *run;      /* main frees `open` and `run` after it has printed why the run ended */
+  int meets;         /* 1: g2z_run_launch was called. Before, all ranks of a host fail alike */
 } program;
 
-static size_t in_place; /* columns of the progress on the terminal's last line; 0: none */
-static char early[4096]; /* the first lines printed; the run copies them into train.log */
+static size_t in_place; /* width in columns of the progress on the terminal's last line; 0: none */
+static char early[4096]; /* the first lines that were printed; the run copies them to train.log */
 
 /* Clears the terminal's last line. */
 static void leave_place(void) {
@@ -43,8 +43,8 @@ static void put_in_place(const char *text) {
   fflush(stdout);
 }
 
-/* 1: progress is drawn in place. A launcher's output may be a terminal, too, but the launcher shows
- * a line only when it ends. */
+/* 1: progress is drawn in place. Not under a launcher: its output may be a terminal, too, but it
+ * shows a line only when the line ends. */
 static int on_terminal(const program *p) {
   const int launched = strcmp(p->context.ranks.place.launcher, "alone") != 0;
   const int in_foreground = isatty(STDOUT_FILENO) && tcgetpgrp(STDOUT_FILENO) == getpgrp();
@@ -99,7 +99,8 @@ static void print_event(const program *p, const g2z_run_event *event) {
   }
 }
 
-/* Progress of a validation or of --eval: in place, or every ten seconds on standard error. */
+/* Prints the progress of a validation or of --eval: in place on a terminal, else to standard error
+ * every ten seconds. */
 static void print_progress(void *user, const char *name, double share) {
   static double next;
   const program *p = (const program *)user;
@@ -114,7 +115,8 @@ static void print_progress(void *user, const char *name, double share) {
   else fprintf(stderr, "%s\n", g2z_tame(text));
 }
 
-/* "[rank 3] train: sentence"; rank 0 prints no number. Settings have the names of their flags. */
+/* Prints "[rank 3] train: sentence", on rank 0 without the number. The names of settings in the
+ * sentence become flags. */
 static void print_error(const g2z_place *place, const char *library_sentence) {
   char sentence[2 * G2Z_ERROR_BYTES];
   g2z_run_options_words(library_sentence, sentence, sizeof sentence);
@@ -132,10 +134,11 @@ static void on_fault(void *user, const g2z_fault *fault) {
   const program *p = (const program *)user;
   const g2z_place *place = &p->context.ranks.place;
   const int share_console = strcmp(place->launcher, "ranks") == 0; /* train started the ranks */
-  const int first = place->rank == 0 || fault->rank == 0; /* prints for all: rank 0, if it lives */
+  /* Rank 0 prints for all ranks. If rank 0 has the fault, each rank prints. */
+  const int first = place->rank == 0 || fault->rank == 0;
   char sentence[sizeof fault->sentence], hint[G2Z_RUN_HINT_BYTES];
-  g2z_run_end_within(8); /* also if the console or the file system hangs */
-  memcpy(sentence, fault->sentence, sizeof sentence); /* it may come from another rank */
+  g2z_run_end_within(8); /* even if the console or the file system hangs */
+  memcpy(sentence, fault->sentence, sizeof sentence); /* from another rank: do not trust it */
   if (first || !share_console) print_error(place, g2z_tame(sentence));
   g2z_run_write_fault(&p->options, fault, hint);
   if (first && *hint) fprintf(stderr, "%s\n", hint);
@@ -161,7 +164,7 @@ static g2z_status train(program *p) {
   return status;
 }
 
-/* Text of a model in use. Returns 1 if the output is closed. */
+/* Prints the text that g2z_run_use generates. Returns 1 if the output is closed. */
 static int put_text(void *user, const char *text, size_t bytes) {
   (void)user;
   leave_place();
@@ -181,7 +184,7 @@ static g2z_status work(program *p) {
 /* Prints why the work failed, unless another rank prints the same sentence. */
 static void print_failure(const program *p, const g2z_services *services, g2z_status status) {
   const g2z_place *place = &p->context.ranks.place;
-  g2z_services other; /* its error must not replace the sentence */
+  g2z_services other; /* g2z_place_find may fail: it must not replace the sentence */
   g2z_place found;
   memset(&other, 0, sizeof other);
   if ((status == G2Z_STOPPED || services->alike) && place->rank != 0) return;
@@ -210,7 +213,7 @@ int main(int argc, char **argv) {
   char *command_line = NULL;
   memset(&services, 0, sizeof services);
   g2z_status status = g2z_begin_program(&services, argv);
-  signal(SIGPIPE, SIG_IGN); /* the console's reader may end; train.log has all lines */
+  signal(SIGPIPE, SIG_IGN); /* the reader of the output may end: train.log still gets all lines */
   memset(&p, 0, sizeof p);
   services.log = print_log;
   services.user = &p.context.ranks.place;
@@ -232,7 +235,8 @@ int main(int argc, char **argv) {
     if (status == G2Z_OK) status = work(&p);
   }
   if (status != G2Z_OK) print_failure(&p, &services, status);
-  /* The ranks meet here, after the print: a rank that failed alone waits, and may be ended. */
+  /* Print before these calls. In g2z_context_free the ranks wait for each other, and a launcher may
+   * kill a rank that failed alone while it waits. */
   g2z_run_free(p.run);
   g2z_context_free(p.open);
   g2z_run_options_free(&services, &p.options);

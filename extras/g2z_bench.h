@@ -1,7 +1,7 @@
 /* g2z_bench.h: times the calls of a device of gpt2_zero.h: single calls in rounds, the ops of a
  * training step, and the two calls whose rates limit this machine. MIT licence.
  *
- * It prints nothing: bench.cu prints the rows.
+ * g2z_bench.h prints nothing: bench.cu prints the rows.
  *
  *     g2z_rounds rounds;
  *     memset(&rounds, 0, sizeof rounds);
@@ -24,55 +24,56 @@ extern "C" {
 #endif
 
 /* ===== rounds of calls ===================================================
- * Seconds per call. One call is not timed; five timed rounds of 10 ms or more each follow. */
+ * Measures the seconds per call. The first call is not timed; then come five rounds of at least
+ * 10 ms. */
 
 typedef struct g2z_rounds {     /* set all members to zero first */
   double s[5], begin;           /* s: seconds per call in each round, sorted at the end */
-  int round, calls, left;       /* rounds done; calls per round; calls left in this one */
+  int round, calls, left;       /* rounds done; calls per round; calls left in this round */
 } g2z_rounds;
 
-/* Follows each call of one of `op` on `d`. Returns 1 if the call should be repeated, 0 after five
- * rounds or if *status is a failure. */
+/* Must follow each call that is timed; `op` and `d` are its ops and its device. Returns 1 if the
+ * call should be repeated, 0 after five rounds or if *status is a failure. */
 G2Z_API int g2z_rounds_another(g2z_rounds *r, g2z_device *d, const g2z_ops *op,
                                g2z_status *status);
 
 /* ===== the ops of a step =================================================
- * A table of ops that times the calls of another one. */
+ * Measures each op that a training step calls. */
 
 typedef struct g2z_watch_row {  /* an op, with operands of one size */
   char name[32];
-  const char *unit;             /* of `amount`: "GFLOP" or "GB" */
-  char formula[96];             /* of `amount`, as text */
-  double calls, amount;         /* calls in a step; minimum work of one call */
+  const char *unit;             /* unit of `amount`: "GFLOP" or "GB" */
+  char formula[96];             /* formula of `amount`, as text */
+  double calls, amount;         /* number of calls in a step; minimum work of one call */
   int again;                    /* 1: a second call would leave the same values */
   g2z_rounds timed;
   double seconds, limit_s;      /* time of one call: measured, and at the machine's limit */
 } g2z_watch_row;
 
 typedef struct g2z_watch {
-  g2z_watch_row rows[32];       /* in the order of a step's first calls */
+  g2z_watch_row rows[32];       /* in the order in which a step first calls them */
   int count;
   /* The rest is private. */
   g2z_ops ops;
   const g2z_ops *right;         /* the device's own ops */
   int counts;                   /* 1: this step counts calls and times none */
-  const g2z_watch_row *only;    /* the one row to time; NULL: all rows with `again` */
-  double a, g, m;               /* bytes per element: activations, gradients, moments */
+  const g2z_watch_row *only;    /* the row that this step times; NULL: all rows with again 1 */
+  double a, g, m;               /* bytes per element of activations, gradients and moments */
 } g2z_watch;
 
-/* Counts and times the ops of a step over `tokens` [accum B T + 1] of a trainer without graphs. It
- * runs about as many steps as there are rows, and spoils the trainer's weights. */
+/* Counts and times the ops of a step over `tokens` [accum B T + 1]. The trainer must not use
+ * graphs. Runs about as many steps as there are rows, and spoils the trainer's weights. */
 G2Z_API g2z_status g2z_watch_step(g2z_trainer *t, const int32_t *tokens, g2z_watch *w);
 
 /* ===== limits of this machine ============================================ */
 
-typedef struct g2z_limits {     /* rates of a large product and a copy: best of five rounds */
+typedef struct g2z_limits {     /* rates of a large product and a copy, in the best of 5 rounds */
   int side;                     /* rows of the product's square matrices */
   double product, copy;         /* flops per second, bytes per second */
 } g2z_limits;
 
-/* Measures the limits for the device and the dtype of a plan. Uses a separate device object: call
- * it before a trainer takes the memory. */
+/* Measures the limits for the device and the dtype of a plan. Needs memory of the device: call it
+ * before a trainer takes that memory. */
 G2Z_API g2z_status g2z_limits_measure(g2z_services *services, const g2z_plan *plan,
                                       g2z_limits *limit);
 
@@ -110,7 +111,7 @@ G2Z_API int g2z_rounds_another(g2z_rounds *r, g2z_device *d, const g2z_ops *op,
     if (spent < 0.01 && r->round == 0) r->calls *= 2;
     else r->round++;
   }
-  if (r->round == 5) g2z_median(r->s, 5); /* sorts */
+  if (r->round == 5) g2z_median(r->s, 5); /* sorts r->s */
   if (r->round == 5) return 0;
   r->left = r->calls - 1;
   r->begin = g2z_seconds();
@@ -119,14 +120,15 @@ G2Z_API int g2z_rounds_another(g2z_rounds *r, g2z_device *d, const g2z_ops *op,
 
 /* ===== the ops of a step ================================================= */
 
-/* This table replaces the ops of a trainer's device, so it sees every op call of a step with its
- * arguments. The first step counts calls. The second times all rows whose call may be repeated.
- * Each other row gets its own step, because a repeated call that adds to its output spoils the rest
- * of the step. The weights stay right until AdamW is repeated, and AdamW is the last row. */
-static g2z_watch *g2zb_watching; /* the table of the step that runs: one at a time */
+/* A table of timed ops replaces the ops of a trainer's device, so it receives each op call of a
+ * step. The first step counts calls. The second step times all rows whose call may be repeated.
+ * Each other row is timed in a step of its own, because a repeated call that adds to its output
+ * spoils the rest of the step. The weights stay right until AdamW is repeated, and AdamW is the
+ * last row. */
+static g2z_watch *g2zb_watching; /* the watch of the step that runs; there is only one */
 
-/* The rounds of a call's row, which is added if it is new. NULL: the call is not timed in this
- * step, or there is no room for its row. The row's name is `name` and then `suffix`. */
+/* Finds or adds the row of a call; its name is `name` followed by `suffix`. Returns the rounds of
+ * the row. NULL: the call is not timed in this step, or there is no room for its row. */
 static g2z_rounds *g2zb_rounds_of(g2z_watch *w, const char *name, const char *suffix,
                                   const char *unit, const char *formula, double amount,
                                   int again) {
@@ -155,7 +157,7 @@ static g2z_rounds *g2zb_rounds_of(g2z_watch *w, const char *name, const char *su
   return &row->timed;
 }
 
-/* The name of the product, one of a block's four, that has weights [K,O]. */
+/* The name of a product with weights [K,O]: a block has four products of different shapes. */
 static const char *g2zb_product_of(int K, int O) {
   if (O == 3 * K) return "qkv";
   if (O == 4 * K) return "fc";
@@ -175,7 +177,8 @@ static double g2zb_elements_of_update(const g2z_update *update, size_t begin, si
   return elements;
 }
 
-/* Three products per iteration; their results are m x m, m x m and m x n. */
+/* The operations of Muon's orthogonalization. Each iteration has three products, with results of
+ * m x m, m x m and m x n. */
 static double g2zb_flops_of_matrices(const g2z_matrices *shapes, int count) {
   double flops = 0;
   for (int i = 0; i < count; i++) {
@@ -188,9 +191,9 @@ static double g2zb_flops_of_matrices(const g2z_matrices *shapes, int count) {
 }
 
 /* Each op that a step calls: the two parts of its row's name, the unit, the minimum work of one
- * call, and 1 if a call may be repeated. Formulas become text as they stand here, without op-> and
- * g2zb_; a, g and m are bytes per element of activations, of gradients and of moments. RUN: an op
- * with a struct of operands. CALL: another one, with parameters and arguments as in g2z_ops. */
+ * call, and 1 if a call may be repeated. Formulas are printed as they stand here, without op-> and
+ * g2zb_. In them a, g and m are the bytes per element of activations, gradients and moments. RUN:
+ * an op with a struct of operands. CALL: an op with parameters and arguments as in g2z_ops. */
 #define G2ZB_OPS(RUN, CALL)                                                                      \
   RUN(embed_fwd, "embed", "_fwd", GB, 2 * a * op->B * op->T * op->C, 1)                          \
   RUN(layernorm_fwd, "layernorm", "_fwd", GB, 2 * a * op->N * op->C, 1)                          \
@@ -257,7 +260,7 @@ G2ZB_OPS(G2ZB_RUN, G2ZB_CALL)
 #undef G2ZB_CALL
 
 /* First runs steps until no gradient overflows: in a skipped step AdamW would do nothing. Then one
- * step counts calls, and the following ones time rows. */
+ * step counts calls, and the later steps time rows. */
 G2Z_API g2z_status g2z_watch_step(g2z_trainer *t, const int32_t *tokens, g2z_watch *w) {
   g2z_report report;
   memset(w, 0, sizeof *w);
@@ -291,10 +294,11 @@ G2Z_API g2z_status g2z_watch_step(g2z_trainer *t, const int32_t *tokens, g2z_wat
 
 /* ===== limits of this machine ============================================ */
 
-/* The data is noise: zeros would overstate a GPU's rate, since its clock follows the load. */
+/* The data is noise. With zeros a GPU would need less power and keep a higher clock: its rate would
+ * be overstated. */
 G2Z_API g2z_status g2z_limits_measure(g2z_services *services, const g2z_plan *plan,
                                       g2z_limits *limit) {
-  enum { COPY = 1 << 24 };      /* elements that fit no cache */
+  enum { COPY = 1 << 24 };      /* number of elements: too many for a cache */
   const int side = plan->device == G2Z_DEVICE_CUDA ? 4096 : 1024;
   g2z_device *d;
   const size_t matrix = (size_t)side * (size_t)side * sizeof(float);
@@ -321,7 +325,7 @@ G2Z_API g2z_status g2z_limits_measure(g2z_services *services, const g2z_plan *pl
   if (status == G2Z_OK) status = op->upload(d, noise, host, copies);
   if (status == G2Z_OK) status = op->cast_act(d, left, noise, matrix / sizeof(float));
   if (status == G2Z_OK) status = op->cast_act(d, right, noise, matrix / sizeof(float));
-  g2z_linear_fwd square;        /* out = left right + left's first row */
+  g2z_linear_fwd square;        /* out = left * right; the first row of `left` is the bias */
   memset(&square, 0, sizeof square);
   square.y = out;
   square.x = square.bias = left;
