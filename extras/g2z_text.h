@@ -426,8 +426,8 @@ static inline const unsigned char *g2zt_piece_end(const unsigned char *classes,
   int kind = g2zt_class(classes, at, &next);
   if (kind == G2ZT_LETTER) {
     /* Skip ASCII letters, eight at a time: in a loop over bytes, the processor mispredicts the end
-     * of nearly every word. In `others`, the top bit of a byte marks a byte that is no letter. The
-     * additions have 7-bit values, so none carries into the next byte. */
+     * of nearly every word. In `others`, the top bit of a byte marks a byte that is no letter. Each
+     * byte is added as 7 bits, so no sum carries into the next byte. */
     const uint64_t ones = 0x0101010101010101u, top = 0x80 * ones;
     while (end - next >= 8) {
       uint64_t eight;
@@ -659,7 +659,7 @@ static g2z_status g2zt_tokenizer_new(g2z_services *services, g2z_tokenizer **out
   return status;
 }
 
-/* The number of the bit of may_join, of 2^20, that belongs to two ids. */
+/* The bit of may_join that belongs to two ids: a hash below 2^20. */
 static inline size_t g2zt_join_bit(uint32_t left, uint32_t right) {
   return (size_t)(((uint64_t)left << 32 | right) * 0x9E3779B97F4A7C15u >> 44);
 }
