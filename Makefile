@@ -299,10 +299,10 @@ check-cuda: ## no warning from nvcc, for each architecture; Hopper's kernels kee
 # more. That is room for growth that nobody meant. Tests have no limit. A change that needs more
 # lines raises its file's figure and gives the reason. Lines are not shortened or joined to stay
 # below.
-BUDGETS := gpt2_zero.h=12500 gpt2_zero_kernels.cuh=8700 train.cu=280 bench.cu=340 \
-           prepare_data.c=1680 extras/g2z_bench.h=390 extras/g2z_experiment.h=2060 \
-           extras/g2z_report.h=2380 extras/g2z_run.h=3220 extras/g2z_command.h=1120 \
-           extras/g2z_text.h=2360 extras/g2z_program.h=1040 extras/g2z_eval.h=840 README.md=160
+BUDGETS := gpt2_zero.h=13080 gpt2_zero_kernels.cuh=8960 train.cu=290 bench.cu=340 \
+           prepare_data.c=1700 extras/g2z_bench.h=400 extras/g2z_experiment.h=2100 \
+           extras/g2z_report.h=2460 extras/g2z_run.h=3300 extras/g2z_command.h=1140 \
+           extras/g2z_text.h=2400 extras/g2z_program.h=1050 extras/g2z_eval.h=850 README.md=160
 # The top level holds only these, dotfiles, and the folders in README's table.
 ROOT := gpt2_zero.h gpt2_zero_kernels.cuh train.cu bench.cu prepare_data.c test_gpt2.cu Makefile \
         README.md LICENSE CHANGELOG.md
