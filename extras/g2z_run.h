@@ -345,6 +345,8 @@ struct g2z_run {
   int64_t before;                    /* rank 0: "latest" is the last checkpoint before this step;
                                       * later ones are damaged */
   int damaged;                       /* number of those damaged checkpoints */
+  int begins;                        /* 1: this start makes run_dir a run. If the start fails, it
+                                      * removes the files that it made */
   int broken;                        /* 1: a step failed */
   int64_t applied;                   /* number of steps that changed the weights; includes the steps
                                       * of an earlier run whose checkpoint this run started from */
@@ -1702,12 +1704,13 @@ static g2z_status g2zr_check_directory(g2z_run *run) {
   int there, is_run;
   if (!run_dir) return G2Z_OK;
   G2Z_TRY(g2zr_latest(run, "", INT64_MAX, &latest));
-  G2Z_TRY(g2zr_has(run->services, run_dir, "metrics.jsonl", &is_run)); /* a run's first file */
-  is_run |= latest >= 0;
+  G2Z_TRY(g2zr_has(run->services, run_dir, G2ZR_ORIGIN, &there)); /* one of these two files */
+  G2Z_TRY(g2zr_has(run->services, run_dir, "metrics.jsonl", &is_run)); /* is a run's first */
+  is_run |= there || latest >= 0;
   snprintf(name, sizeof name, G2ZR_CHECKPOINT, latest);
   if (latest < 0) G2Z_TRY(g2zr_check_ended(run));
   const char *const traces[] = {"RUN_COMPLETE.txt", "training_metrics.json", "metrics.jsonl",
-                                "train.log", "sample.txt", "report.html", name};
+                                "train.log", "sample.txt", "report.html", name, G2ZR_ORIGIN};
   const int continues = run->found.continues && is_run;
   for (size_t i = 0; i < G2Z_COUNT(traces) && !continues; i++) {
     G2Z_TRY(g2zr_has(run->services, run_dir, traces[i], &there));
@@ -1946,7 +1949,8 @@ static g2z_status g2zr_open_logs(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* Rank 0: makes the directories and opens the logs. Refuses bad names before it writes anything. */
+/* Rank 0: makes the directories, names the origin and opens the logs. Refuses bad names before it
+ * writes anything. */
 static g2z_status g2zr_open_files(g2z_run *run) {
   const char *run_dir = run->config.run_dir;
   char home[PATH_MAX] = "", path[PATH_MAX];
@@ -1963,13 +1967,15 @@ static g2z_status g2zr_open_files(g2z_run *run) {
   if (!run_dir) return G2Z_OK;
   G2Z_TRY(g2z_make_directory(run->services, run_dir));
   if (run->lock < 0) G2Z_TRY(g2z_lock_directory(run->services, run_dir, &run->lock));
-  G2Z_TRY(g2zr_open_logs(run));
-  if (!run->resume || run->found.own) return G2Z_OK;
-  /* The run starts from another run's checkpoint. --resume latest uses that checkpoint until the
-   * run has its own. */
-  if (!realpath(run->resume, path))
-    return g2z_fail_file(run->services, errno, "find the path of", run->resume);
-  return g2zr_write_text(run, G2ZR_ORIGIN, path);
+  run->begins = !run->found.continues;
+  if (run->resume && !run->found.own) {
+    /* The run starts from another run's checkpoint. --resume latest uses that checkpoint until the
+     * run has its own. The logs come later: with them alone, a killed run would start over. */
+    if (!realpath(run->resume, path))
+      return g2z_fail_file(run->services, errno, "find the path of", run->resume);
+    G2Z_TRY(g2zr_write_text(run, G2ZR_ORIGIN, path));
+  }
+  return g2zr_open_logs(run);
 }
 
 /* Fails before the training if a rank does not see rank 0's files: that rank could not save. The
@@ -2132,7 +2138,7 @@ static g2z_status g2zr_check_best(g2z_run *run) {
 static g2z_status g2zr_write_launch(g2z_run *run) {
   static const char *const left[] = { /* files that a killed process leaves */
       "flight_rank_*.partial", "events.out.tfevents.*.partial", "RUN_FAILED.json*.partial",
-      "best.partial"};
+      "best.partial", G2ZR_ORIGIN ".partial"};
   const char *run_dir = run->config.run_dir;
   if (run->context->rank != 0 || !run_dir) return G2Z_OK;
   G2Z_TRY(g2zr_check_best(run));
@@ -2319,9 +2325,10 @@ G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *co
     services->listener = run;
   }
   g2z_status status = g2zr_open(run);
-  if (status != G2Z_OK) { /* remove new logs: a directory with empty logs would look like a run */
-    if (run->metrics.file >= 0 && !run->found.continues) unlink(run->metrics.path.text);
-    if (run->log.file >= 0 && !run->found.continues) unlink(run->log.path.text);
+  if (status != G2Z_OK) { /* a directory with these files alone would look like a run */
+    static const char *const first[] = {"metrics.jsonl", "train.log", G2ZR_ORIGIN};
+    for (size_t i = 0; i < G2Z_COUNT(first) && run->begins; i++)
+      unlink(g2zr_in(run, first[i]).text);
     g2z_run_free(run);
     *out = NULL;
   }

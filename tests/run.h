@@ -1411,6 +1411,38 @@ static void test_run_branches(g2z_test *t) {
   b.config.save_epochs = 1;
   CHECK(t, test_run_well(t, &b).steps == 4 && test_files_count(t, "f/step-") == 1);
   SAME(t, "a/step-000008", "f/step-000008");
+
+  /* It is killed, or fails, while it opens its files. Before the origin is written, the directory
+   * is no run, and the same command begins it. After a kill, --resume latest continues it. */
+  static const struct {
+    const char *file;
+    int killed, is_run;
+  } ends[] = {
+      {"/resumed_from.txt.partial", 1, 0}, {"/train.log", 1, 1}, {"/resumed_from.txt.partial", 0, 0},
+      {"/launcher_metadata.json.partial", 0, 0}};
+  const char *copy = test_kept(t, test_text("cd '%s' && cp -r g killed", t->directory));
+  for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+    b = test_run_saves(t, "g");
+    b.config.resume = path;
+    test_fault.name = ends[i].file;
+    test_fault.call = TEST_WRITE;
+    test_fault.at = 1;
+    test_fault.seen = 0;
+    test_fault.error = EIO;
+    test_fault.line = ends[i].killed ? copy : NULL;
+    const g2z_status status = test_run_all(t, &b.config, &seen);
+    test_fault.name = test_fault.line = NULL;
+    FAIL_IF(t, test_fault.seen == 0 || status != (ends[i].killed ? G2Z_OK : G2Z_IO),
+            "end %d: %s", (int)i, t->services.error);
+    if (ends[i].killed) test_sh(t, "rm -r g && mv killed g");
+    if (ends[i].is_run) {
+      CHECK_BAD(t, test_run_all(t, &b.config, &seen), "g holds a run already");
+      b.config.resume = "latest";
+    }
+    CHECK(t, test_run_well(t, &b).steps == 4 && test_files_count(t, "g/*.partial") == 0);
+    SAME(t, "a/step-000008", "g/step-000008");
+    test_sh(t, "rm -r g");
+  }
 }
 
 /* A run's checkpoint and weights are its model: opened by a run without steps, by the program and by
