@@ -21,7 +21,7 @@ typedef struct program {
   g2z_context_config context;
   g2z_context *open; /* the context of the training */
   g2z_run *run;      /* main frees `open` and `run` after it has printed why the run ended */
-  int meets;         /* 1: g2z_run_launch was called. Before, all ranks of a host fail alike */
+  int meets;         /* 1: g2z_run_launch was called, where the ranks meet */
 } program;
 
 static size_t in_place; /* width in columns of the progress on the terminal's last line; 0: none */
@@ -181,6 +181,15 @@ static g2z_status work(program *p) {
   return g2z_run_use(&p->options, &p->context, put_text, NULL);
 }
 
+/* 1: before the ranks meet, all ranks of a host fail like this one: the command is wrong, or it
+ * names a file that is not there or that the user may not open. 0: one rank may fail alone, when it
+ * has no memory or cannot read a file. Its sentence must not be lost. */
+static int fails_alike(g2z_status status, const char *sentence) {
+  if (status == G2Z_IO)
+    return strstr(sentence, "No such file") || strstr(sentence, "Permission denied");
+  return status != G2Z_NO_MEMORY;
+}
+
 /* Prints why the work failed, unless another rank prints the same sentence. */
 static void print_failure(const program *p, const g2z_services *services, g2z_status status) {
   const g2z_place *place = &p->context.ranks.place;
@@ -188,8 +197,8 @@ static void print_failure(const program *p, const g2z_services *services, g2z_st
   g2z_place found;
   memset(&other, 0, sizeof other);
   if ((status == G2Z_STOPPED || services->alike) && place->rank != 0) return;
-  if (!p->meets && status != G2Z_NO_MEMORY && g2z_place_find(&other, &found) == G2Z_OK &&
-      found.local_rank > 0)
+  if (!p->meets && fails_alike(status, services->error) &&
+      g2z_place_find(&other, &found) == G2Z_OK && found.local_rank > 0)
     return;
   print_error(place, services->error);
 }

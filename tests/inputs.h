@@ -105,8 +105,12 @@ static const struct { const char *command; int code; const char *sentence; } inp
      "wait $!; rm log", 0, "train\ntrain\ntrain\n"},
     /* ranks of a launcher: a message that all would print is printed once per host */
     {"export WORLD_SIZE=3 LOCAL_WORLD_SIZE=3 MASTER_PORT=29444; for r in 0 1 2; do for flags in "
-     "'--bathc 4' '--train none.bin --init-from no/w' '--init-from $R/golden/tiny --prompt x'; do "
-     "RANK=$r LOCAL_RANK=$r $X $flags 2>&1; done; done | grep -c 'train: '", 0, "3\n"},
+     "'--bathc 4' '--train none.bin --init-from no/w' '--init-from $R/golden/tiny --prompt x' "
+     "'--train n_train_000000.bin --vocab none'; do "
+     "RANK=$r LOCAL_RANK=$r $X $flags 2>&1; done; done | grep -c 'train: '", 0, "4\n"},
+    /* a rank that alone cannot read a file prints it */
+    {"WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_PORT=29444 RANK=1 LOCAL_RANK=1 $N --vocab "
+     "/proc/self/mem", 1, "[rank 1] train: cannot read /proc/self/mem: "},
     /* the command must not replace a file that is there */
     {"cp gz there; cp gz there.txt; cp gz there-2.txt; $P there", 1,
      "gzip -dc < there > there-3.txt &&\n"},
