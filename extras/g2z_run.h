@@ -1195,6 +1195,34 @@ static void g2zr_stays(g2z_run *run, const char *path) {
           "hand", path, strerror(errno));
 }
 
+/* Rank 0: removes the checkpoints of earlier steps. These stay: the last `keep` - 1, the checkpoint
+ * of the lowest validation loss, the checkpoint that the link best names, and every checkpoint from
+ * before the model became unsound. A checkpoint is first renamed to .partial, so that a half
+ * removed directory is not taken for a checkpoint. */
+static void g2zr_prune(g2z_run *run) {
+  int64_t linked, old = run->step;
+  int other;
+  if (run->config.keep <= 0 || run->metrics.file < 0) return;
+  for (int i = 1;; i++) {
+    g2z_status status = g2zr_linked(run, &linked, &other);
+    if (status == G2Z_OK) status = g2zr_latest(run, "", old, &old);
+    if (status != G2Z_OK) { /* a warning is enough: the run can continue */
+      g2z_log(run->services, G2Z_LOG_WARNING, "cannot remove old checkpoints: %s",
+              run->services->error);
+      break;
+    }
+    if (old < run->sum.unsound || old < 0) break;
+    if (i < run->config.keep || old == linked ||
+        (run->config.keep_best && old == g2zr_best(run).step))
+      continue;
+    const g2z_path path = g2zr_checkpoint(run, old, ""),
+                   partial = g2zr_checkpoint(run, old, ".partial");
+    g2z_checkpoint_remove(partial.text);
+    if (rename(path.text, partial.text) != 0) g2zr_stays(run, path.text);
+    else if (!g2z_checkpoint_remove(partial.text)) g2zr_stays(run, partial.text);
+  }
+}
+
 /* ----- a checkpoint's note about the run ----- */
 
 /* Writes a double with 17 digits, so that a resumed run reads exactly the same value. */
@@ -2556,34 +2584,6 @@ static g2z_status g2zr_save_state(g2z_run *run, const char *path) {
   G2Z_TRY(g2z_trainer_save_with(run->trainer, path, g2zr_put_note, g2zr_save_tokenizer, run));
   run->saved = run->step;
   return G2Z_OK;
-}
-
-/* Rank 0: removes the checkpoints of earlier steps. These stay: the last `keep` - 1, the checkpoint
- * of the lowest validation loss, the checkpoint that the link best names, and every checkpoint from
- * before the model became unsound. A checkpoint is first renamed to .partial, so that a half
- * removed directory is not taken for a checkpoint. */
-static void g2zr_prune(g2z_run *run) {
-  int64_t linked, old = run->step;
-  int other;
-  if (run->config.keep <= 0 || run->metrics.file < 0) return;
-  for (int i = 1;; i++) {
-    g2z_status status = g2zr_linked(run, &linked, &other);
-    if (status == G2Z_OK) status = g2zr_latest(run, "", old, &old);
-    if (status != G2Z_OK) { /* a warning is enough: the run can continue */
-      g2z_log(run->services, G2Z_LOG_WARNING, "cannot remove old checkpoints: %s",
-              run->services->error);
-      break;
-    }
-    if (old < run->sum.unsound || old < 0) break;
-    if (i < run->config.keep || old == linked ||
-        (run->config.keep_best && old == g2zr_best(run).step))
-      continue;
-    const g2z_path path = g2zr_checkpoint(run, old, ""),
-                   partial = g2zr_checkpoint(run, old, ".partial");
-    g2z_checkpoint_remove(partial.text);
-    if (rename(path.text, partial.text) != 0) g2zr_stays(run, path.text);
-    else if (!g2z_checkpoint_remove(partial.text)) g2zr_stays(run, partial.text);
-  }
 }
 
 /* Called before a checkpoint: decides whether the model is sound. It is sound if the last step was
