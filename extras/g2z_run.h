@@ -2119,8 +2119,8 @@ static void g2zr_introduce(g2z_run *run) {
     G2ZR_SAY(run, "no checkpoint in %s: starts from the beginning", run->config.run_dir);
 }
 
-/* Rank 0, if the run continues: removes the files that say that it ended, and unfinished or damaged
- * checkpoints. */
+/* Rank 0, if the run continues: removes the files that say that it ended, unfinished checkpoints,
+ * and old ones. Sets damaged checkpoints aside. */
 static g2z_status g2zr_forget_end(g2z_run *run) {
   G2Z_TRY(g2zr_tell_failure(run, &run->held));
   if (run->context->rank != 0 || !run->found.continues) return G2Z_OK;
@@ -2141,6 +2141,7 @@ static g2z_status g2zr_forget_end(g2z_run *run) {
   }
   unlink(g2zr_in(run, "RUN_COMPLETE.txt").text);
   unlink(g2zr_in(run, "training_metrics.json").text);
+  g2zr_prune(run); /* a kill may have come between a save and its pruning */
   return G2Z_OK;
 }
 

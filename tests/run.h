@@ -1323,9 +1323,12 @@ static void test_run_resume(g2z_test *t) {
   CHECK(t, test_files_count(t, "b/step-") == 2 && test_files_count(t, "b/step-000006") == 1);
   SAME(t, "a/step-000008", "b/step-000008");
 
-  /* A finished run has nothing to do; a longer one continues. */
+  /* A finished run has nothing to do, except to remove a checkpoint that a kill kept from being
+   * removed; a longer run continues. */
+  test_sh(t, "cp -r a/step-000004 b");
   b.config.resume = "latest";
   seen = test_run_well(t, &b);
+  CHECK(t, test_files_count(t, "b/step-") == 2 && !test_there(t, "b/step-000004"));
   CHECK(t, seen.steps == 0 && seen.done && test_there(t, "b/RUN_COMPLETE.txt"));
   CHECK(t, test_times(test_read(t, "b/train.log"),
                       "no step is left: the run has 8 steps, and the checkpoint is of step 8; "
