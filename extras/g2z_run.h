@@ -2917,10 +2917,11 @@ static g2z_path g2zr_say_best(g2z_run *run) {
       G2ZR_SAY(run, "best weights: not kept; the lowest loss is of step %" PRId64, low.step);
     }
   }
+  const char *why = "follows it only with --keep-best";
+  if (run->config.keep_best) why = "could not be moved";
   if (linked >= 0 && linked != low.step)
     G2ZR_SAY(run, "%s names step %" PRId64 ", but the lowest validation loss, %.4f, is of step %"
-             PRId64 ". The link follows it only with --keep-best", g2zr_in(run, "best").text,
-             linked, low.loss, low.step);
+             PRId64 ". The link %s", g2zr_in(run, "best").text, linked, low.loss, low.step, why);
   return better;
 }
 

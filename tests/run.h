@@ -1941,6 +1941,14 @@ static void test_run_linkless(g2z_test *t) {
   s.config.resume = "latest"; /* now with links */
   test_run_well(t, &s);
   test_sh(t, "[ $(readlink run/best) = step-%06d ] && ls run/best/model.safetensors", best);
+  /* A link that cannot be moved names another step, although --keep-best is given. */
+  test_sh(t, "cd run && ln -sfn $(ls -d step-* | tail -n 1) best && "
+             "[ $(readlink best) != step-%06d ] && rm train.log", best);
+  test_fault.name = "/best.partial";
+  test_run_warns(t, &s, "cannot make the link ");
+  test_fault.name = NULL;
+  CHECK_HAS(t, test_read(t, "run/train.log"), test_text("is of step %d. The link could not be "
+            "moved\n", best));
 }
 
 /* ----- ./train, with real signals and real ranks ----- */
