@@ -3010,10 +3010,14 @@ static g2z_status g2zr_due(g2z_run *run, g2z_run_event *event, int *shown) {
     case G2ZR_DUE_EVALUATION:
       G2Z_TRY(g2zr_evaluate(run, event));
       break;
-    case G2ZR_DUE_SAMPLE:
-      G2Z_TRY(g2zr_write_sample(run, event));
+    case G2ZR_DUE_SAMPLE: {
+      const g2z_status status = g2zr_write_sample(run, event);
+      /* If the loss is NaN, too, that is the cause, and its remedy helps. */
+      if (status == G2Z_DIVERGED && run->sum.applied > 0) G2Z_TRY(g2zr_judge(run));
+      G2Z_TRY(status);
       event->line = run->sample;
       break;
+    }
     case G2ZR_DUE_EPOCH_END: { /* the next epoch begins unless the run ends */
       const g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
       g2zr_settle_epoch(run);

@@ -354,7 +354,7 @@ static void test_run_diverges(g2z_test *t) {
   /* A run whose last loss is NaN is not complete, although a step was applied. */
   s = test_run_prepare(t, "late");
   s.config.train.optimizer.steps = s.config.save_every = 6;
-  s.config.epochs = s.config.sample_tokens = 0;
+  s.config.epochs = 0;
   for (int again = 0; again < 3; again++) { /* nor is it after starts that have no step left */
     if (again == 0) test_run_spoil_at = 3;
     else s.config.resume = "latest";
@@ -363,6 +363,12 @@ static void test_run_diverges(g2z_test *t) {
     CHECK(t, seen.steps == (again ? 0 : 6));
     CHECK(t, test_there(t, "late/step-000006") && !test_there(t, "late/RUN_COMPLETE.txt"));
   }
+  /* A sample that such a model cannot write is not the cause that the run names. */
+  s = test_run_prepare(t, "sample");
+  s.config.sample_every = 4;
+  test_run_spoil_at = 3;
+  CHECK_STATUS(t, test_run_all(t, &s.config, &seen), G2Z_DIVERGED, &t->services,
+               "the loss of step 4, the last, is nan. Start again with a lower --lr (0.01)");
   /* The mean of the last 20 losses decides: first the losses of 39 skipped steps, then good ones
    * after a bad start. A resume without a step left has the same result. */
   static const struct {
