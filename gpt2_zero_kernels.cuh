@@ -5288,8 +5288,9 @@ static g2z_status g2z__attention_plain_fwd_run(g2z_device *device, const g2z_att
 
 template <typename A>
 static g2z_status g2z_cuda_attention_fwd(g2z_device *device, const g2z_attention_fwd *op) {
-  const int B = op->B, T = op->T, C = op->C, NH = op->NH, HS = C / NH;
+  const int B = op->B, T = op->T, C = op->C, NH = op->NH;
   G2Z_ASSERT(g2z__attention_fwd_whole(op));
+  const int HS = C / NH;
   auto run = g2z__attention_plain_fwd_run<A, 64>;
   if (HS > 64) run = g2z__attention_plain_fwd_run<A, 128>;
   if constexpr (sizeof(A) == 2) {
@@ -5366,8 +5367,9 @@ static g2z_status g2z__attention_plain_bwd_run(g2z_device *device, const g2z_att
 
 template <typename A, typename G>
 static g2z_status g2z_cuda_attention_bwd(g2z_device *device, const g2z_attention_bwd *op) {
-  const int B = op->B, T = op->T, C = op->C, NH = op->NH, HS = C / NH;
+  const int B = op->B, T = op->T, C = op->C, NH = op->NH;
   G2Z_ASSERT(g2z__attention_bwd_whole(op));
+  const int HS = C / NH;
   int tensor = 0; /* 1: tensor-core kernels */
   auto run = g2z__attention_plain_bwd_run<A, 64>;
   if (HS > 64) run = g2z__attention_plain_bwd_run<A, 128>;
