@@ -685,10 +685,12 @@ static size_t test_stranger_hears(int one, double seconds, int *ended) {
   return count;
 }
 
-/* A socket that listens at this port. */
+/* A socket that listens at this port, which an ended connection of another test may still block for
+ * sockets without SO_REUSEADDR. test_ranks_port() counts such a port as free. */
 static int test_listen(g2z_test *t, const char *address, int port, int backlog) {
   struct sockaddr_in here = test_stranger_address(address, port);
-  int one = socket(AF_INET, SOCK_STREAM, 0);
+  int one = socket(AF_INET, SOCK_STREAM, 0), reuse = 1;
+  setsockopt(one, SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof reuse);
   CHECK(t, bind(one, (struct sockaddr *)&here, sizeof here) == 0 && listen(one, backlog) == 0);
   return one;
 }
