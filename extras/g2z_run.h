@@ -2841,11 +2841,16 @@ static g2z_status g2zr_write_sample(g2z_run *run, g2z_run_event *event) {
   int length = snprintf(heading, sizeof heading, "sample after step %" PRId64 ":\n", run->step);
   run->sample_bytes = 0;
   g2zr_put_sample(run, heading, (size_t)length);
-  G2Z_TRY(g2z_write_text(&run->trainer->model, run->tokenizer, prompt, config->sample_tokens,
-                         &config->sampling, g2zr_put_sample, run));
-  G2Z_TRY(g2zr_tell_failure(run, &run->ending));
-  g2z_status status = G2Z_OK;
-  if (run->log.file >= 0) status = g2zr_write_text(run, "sample.txt", run->sample);
+  g2z_status status = g2z_write_text(&run->trainer->model, run->tokenizer, prompt,
+                                     config->sample_tokens, &config->sampling, g2zr_put_sample, run);
+  if (status != G2Z_OK && status != G2Z_DIVERGED) return status; /* the others may still generate */
+  if (status == G2Z_OK) status = g2zr_tell_failure(run, &run->ending);
+  if (status == G2Z_OK && run->log.file >= 0)
+    status = g2zr_write_text(run, "sample.txt", run->sample);
+  if (status == G2Z_DIVERGED && run->sum.applied > 0) { /* if the loss is NaN, that is the cause */
+    const g2z_status verdict = g2zr_judge(run);
+    if (verdict != G2Z_OK) status = verdict;
+  }
   G2Z_TRY(g2zr_agree(run, status));
   event->kind = G2Z_RUN_SAMPLE;
   event->sample = run->sample + length;
@@ -3010,14 +3015,10 @@ static g2z_status g2zr_due(g2z_run *run, g2z_run_event *event, int *shown) {
     case G2ZR_DUE_EVALUATION:
       G2Z_TRY(g2zr_evaluate(run, event));
       break;
-    case G2ZR_DUE_SAMPLE: {
-      const g2z_status status = g2zr_write_sample(run, event);
-      /* If the loss is NaN, too, that is the cause, and its remedy helps. */
-      if (status == G2Z_DIVERGED && run->sum.applied > 0) G2Z_TRY(g2zr_judge(run));
-      G2Z_TRY(status);
+    case G2ZR_DUE_SAMPLE:
+      G2Z_TRY(g2zr_write_sample(run, event));
       event->line = run->sample;
       break;
-    }
     case G2ZR_DUE_EPOCH_END: { /* the next epoch begins unless the run ends */
       const g2zr_epoch *epoch = &run->epoch[run->epoch_count - 1];
       g2zr_settle_epoch(run);

@@ -2664,6 +2664,10 @@ static void test_train_ranks_differ(g2z_test *t) {
     if (i < 4) test_sh(t, "rm -r run");
     CHECK(t, !test_there(t, "run")); /* nothing is left by ranks that differ */
   }
+  /* Ranks whose model cannot write a sample fail together, and print it once. */
+  test_train_job(t, 2, 1, "the run diverged: the loss of step 2, the last, is nan",
+                 "%s --run-dir none --dtype fp16 --optimizer muon --lr 1e3 --warmup 0 --clip 0 "
+                 "--batch 2 --steps 8 --sample-every 2 --sample-tokens 4", test_digits(t, "unused"));
 }
 
 /* Other programs read these fields of training_metrics.json: all exist, however short the run, and
