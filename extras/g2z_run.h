@@ -2842,7 +2842,8 @@ static g2z_status g2zr_write_sample(g2z_run *run, g2z_run_event *event) {
   run->sample_bytes = 0;
   g2zr_put_sample(run, heading, (size_t)length);
   g2z_status status = g2z_write_text(&run->trainer->model, run->tokenizer, prompt,
-                                     config->sample_tokens, &config->sampling, g2zr_put_sample, run);
+                                     config->sample_tokens, &config->sampling, g2zr_put_sample,
+                                     run);
   if (status != G2Z_OK && status != G2Z_DIVERGED) return status; /* the others may still generate */
   if (status == G2Z_OK) status = g2zr_tell_failure(run, &run->ending);
   if (status == G2Z_OK && run->log.file >= 0)
