@@ -1427,8 +1427,8 @@ static void test_run_branches(g2z_test *t) {
     const char *file;
     int killed, is_run;
   } ends[] = {
-      {"/resumed_from.txt.partial", 1, 0}, {"/train.log", 1, 1}, {"/resumed_from.txt.partial", 0, 0},
-      {"/launcher_metadata.json.partial", 0, 0}};
+      {"/resumed_from.txt.partial", 1, 0}, {"/train.log", 1, 1},
+      {"/resumed_from.txt.partial", 0, 0}, {"/launcher_metadata.json.partial", 0, 0}};
   const char *copy = test_kept(t, test_text("cd '%s' && cp -r g killed", t->directory));
   for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
     b = test_run_saves(t, "g");
@@ -2667,7 +2667,8 @@ static void test_train_ranks_differ(g2z_test *t) {
   /* Ranks whose model cannot write a sample fail together, and print it once. */
   test_train_job(t, 2, 1, "the run diverged: the loss of step 2, the last, is nan",
                  "%s --run-dir none --dtype fp16 --optimizer muon --lr 1e3 --warmup 0 --clip 0 "
-                 "--batch 2 --steps 8 --sample-every 2 --sample-tokens 4", test_digits(t, "unused"));
+                 "--batch 2 --steps 8 --sample-every 2 --sample-tokens 4",
+                 test_digits(t, "unused"));
 }
 
 /* Other programs read these fields of training_metrics.json: all exist, however short the run, and
