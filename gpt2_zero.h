@@ -4467,6 +4467,34 @@ G2Z__PRIVATE size_t g2z__plan_tokens(const g2z_plan *plan) {
   return (size_t)plan->accum * plan->tokens;
 }
 
+/* The largest request of a CUDA op for scratch, except products: attention's with what may surround
+ * it, or the LM head's. */
+G2Z__PRIVATE size_t g2z__plan_request(const g2z_plan *plan) {
+  const size_t N = plan->tokens, C = (size_t)plan->model.channels, B = (size_t)plan->batch;
+  const size_t NH = (size_t)plan->model.heads, Vp = (size_t)plan->vocab_padded;
+  const int halves = plan->dtype_bytes == 2;
+  const size_t rows = g2z__round_up((size_t)plan->seq, 64); /* of a sequence, in whole tiles */
+  const size_t statistics = B * rows * NH * 2 * sizeof(float);
+  const size_t sums = (N / 32 + 2048) * C * sizeof(float); /* parts of column sums */
+  const size_t sort = N * 40;                              /* of the tokens, with its lists */
+  size_t attention = statistics + sort + sums;
+  if (halves && C == 64 * NH) { /* parts of dQ in fp32, on Hopper */
+    const size_t parts = G2Z__MIN(G2Z__HOPPER_SPLITS * B * NH, G2Z__ATTENTION_PARTS);
+    attention += parts * rows * 64 * sizeof(float);
+  }
+  if (plan->dropout) attention += N * C * plan->dtype_bytes;            /* a projection's output */
+  if (plan->fp8 >= G2Z_FP8_FORWARD) attention += 4 * C * (C + 16) + 1024; /* a weight in 8 bits */
+  if (!halves) return attention;
+
+  const size_t chunk = (size_t)plan->head_chunk, numbers = 4; /* per row: reference, target, ... */
+  const size_t tiles = (Vp / G2Z__PRODUCT_COLUMNS + 1) * 2 * sizeof(float); /* a row's sums */
+  const size_t dh = C * sizeof(float);                        /* in the memory of these sums */
+  size_t head = chunk * (G2Z__MAX(tiles, dh) + numbers * sizeof(float)) + 4096;
+  if (plan->fp8) head += (chunk + Vp) * (C + 16);             /* h and wte in 8 bits */
+  if (plan->fp8 >= G2Z_FP8_ALL) head += Vp * C + chunk * sizeof(float); /* wte's columns; factors */
+  return G2Z__MAX(attention, head);
+}
+
 /* Elements of wte's gradient; 0 if its type is the other gradients' type: then it lies in grads. */
 G2Z__PRIVATE size_t g2z__plan_dwte(const g2z_plan *plan) {
   if (plan->dwte_dtype == plan->grad_dtype) return 0;
@@ -4506,30 +4534,11 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
            plan->wire_dtype != plan->grad_dtype)
     bytes[G2Z_MEMORY_GRADS] += g2z__align(plan->bucket_elements * 2);
 
-  /* Scratch of the CUDA ops: 32 MiB for products, and the largest request of any other op. The
-   * largest is attention's (row statistics, partial sums, parts of dQ, the sort of the tokens; with
-   * dropout a projection's output; with fp8 a weight in 8 bits), or the head's rows. Scratch grows
-   * by a factor of 1.5, so the block is up to 1.5 times the request. A block of a recorded graph
-   * stays when a score or a generation needs a larger one: 3 times covers one such block. */
-  size_t rows = g2z__round_up((size_t)plan->seq, 64); /* whole tiles */
-  size_t most = (size_t)plan->batch * rows * 8 * (size_t)plan->model.heads + N * 40 +
-                (N / 32 + 2048) * 4 * C;
-  if (C == 64 * (size_t)plan->model.heads && plan->dtype_bytes == 2) { /* dQ in fp32, on Hopper */
-    const size_t parts = G2Z__HOPPER_SPLITS * (size_t)plan->batch * (size_t)plan->model.heads;
-    most += G2Z__MIN(parts, G2Z__ATTENTION_PARTS) * rows * 64 * sizeof(float);
-  }
-  if (plan->dropout) most += N * C * plan->dtype_bytes;
-  if (plan->fp8 >= G2Z_FP8_FORWARD) most += 4 * C * (C + 16) + 1024;
-  if (plan->dtype_bytes == 2) { /* sums of logits per tile, or dh in fp32 */
-    const size_t tiles = 8 * ((size_t)plan->vocab_padded / G2Z__PRODUCT_COLUMNS + 1);
-    const size_t chunk = (size_t)plan->head_chunk;
-    size_t head = chunk * (G2Z__MAX(tiles, 4 * C) + 16) + 4096;
-    if (plan->fp8) head += (chunk + (size_t)plan->vocab_padded) * (C + 16);
-    if (plan->fp8 >= G2Z_FP8_ALL) head += (size_t)plan->vocab_padded * C + 4 * chunk;
-    most = G2Z__MAX(most, head);
-  }
+  /* 32 MiB for products. Scratch grows by a factor of 1.5, so the block is up to 1.5 times the
+   * largest request. A block of a recorded graph stays when a score or a generation needs a larger
+   * one: 3 times covers one such block. */
   if (plan->device == G2Z_DEVICE_CUDA)
-    bytes[G2Z_MEMORY_SCRATCH] = ((size_t)32 << 20) + 3 * g2z__align(most);
+    bytes[G2Z_MEMORY_SCRATCH] = ((size_t)32 << 20) + 3 * g2z__align(g2z__plan_request(plan));
   if (plan->graphed) bytes[G2Z_MEMORY_SCRATCH] += plan->launches * G2Z__GRAPH_LAUNCH_BYTES;
 
   plan->nccl_bytes = 0;
