@@ -4502,7 +4502,6 @@ G2Z__PRIVATE size_t g2z__plan_dwte(const g2z_plan *plan) {
 }
 
 G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
-  const size_t N = plan->tokens, C = (size_t)plan->model.channels;
   size_t *bytes = plan->bytes;
   /* The blocks' weights in 8 bits, each once for forward and once for backward. A gathered block
    * has none: each pass would have to round it again. */

@@ -576,6 +576,7 @@ static int g2z__cuda_current(void) {
 }
 
 static g2z_status g2z__cuda_use(g2z_services *services, int gpu) {
+  G2Z_TRY(g2z_device_find_gpu(services));
   const cudaError_t error = cudaSetDevice(gpu);
   if (error == cudaSuccess) return G2Z_OK;
   return g2z__cuda_fail(services, error, "this context's GPU cannot be used");
