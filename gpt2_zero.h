@@ -254,6 +254,7 @@ typedef struct g2z_services {
   void *listener;
   char error[G2Z_ERROR_BYTES];                  /* the sentence of the last failure */
   int alike;                                    /* 1: all ranks of the job have this sentence */
+  int os_error;                                 /* errno of its failed call on a file; or 0 */
 } g2z_services;
 
 /* Text quoted from a file, an argument or another rank must not steer a terminal. Replaces control
@@ -2740,6 +2741,7 @@ G2Z_API g2z_status g2z_fail(g2z_services *services, g2z_status status, const cha
   G2Z__PRINT(services->error, format);
   g2z_tame(services->error);
   services->alike = 0;
+  services->os_error = 0;
   return status;
 }
 
@@ -2850,8 +2852,10 @@ G2Z_API g2z_status g2z_fail_file(g2z_services *services, int error, const char *
                                  const char *path) {
   if (!*path) path = "\"\"";
   /* glibc's strerror is thread-safe for every errno that exists; strerror_r has two signatures. */
-  return g2z_fail(services, G2Z_IO, "cannot %s %s: %s; %s", action, path, strerror(error),
-                  g2z__file_remedy(error));
+  g2z_fail(services, G2Z_IO, "cannot %s %s: %s; %s", action, path, strerror(error),
+           g2z__file_remedy(error));
+  services->os_error = error;
+  return G2Z_IO;
 }
 
 G2Z_API g2z_path g2z_path_in(const char *directory, const char *format, ...) {

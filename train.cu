@@ -6,6 +6,7 @@
 #include "gpt2_zero.h"
 #include "extras/g2z_command.h"
 
+#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -184,9 +185,8 @@ static g2z_status work(program *p) {
 /* 1: before the ranks meet, all ranks of a host fail like this one: the command is wrong, or it
  * names a file that is not there or that the user may not open. 0: one rank may fail alone, when it
  * has no memory or cannot read a file. Its sentence must not be lost. */
-static int fails_alike(g2z_status status, const char *sentence) {
-  if (status == G2Z_IO)
-    return strstr(sentence, "No such file") || strstr(sentence, "Permission denied");
+static int fails_alike(g2z_status status, int os_error) {
+  if (status == G2Z_IO) return os_error == ENOENT || os_error == EACCES;
   return status != G2Z_NO_MEMORY;
 }
 
@@ -197,7 +197,7 @@ static void print_failure(const program *p, const g2z_services *services, g2z_st
   g2z_place found;
   memset(&other, 0, sizeof other);
   if ((status == G2Z_STOPPED || services->alike) && place->rank != 0) return;
-  if (!p->meets && fails_alike(status, services->error) &&
+  if (!p->meets && fails_alike(status, services->os_error) &&
       g2z_place_find(&other, &found) == G2Z_OK && found.local_rank > 0)
     return;
   print_error(place, services->error);

@@ -1549,10 +1549,13 @@ G2Z_API g2z_status g2z_tokenizer_create(g2z_services *services, const char *path
   *out = NULL;
   if (!path) return g2zt_tokenizer_new(services, out);
   G2Z_TRY(g2z_is_there(services, path, &there));
-  if (!there)
-    return g2z_fail(services, G2Z_IO, "cannot open %s: No such file; check the path, or get "
-                    "GPT-2's by `make vocab`, which writes data/vocab.bpe", path[0] ? path :
-                    "\"\"");
+  if (!there) {
+    g2z_fail(services, G2Z_IO, "cannot open %s: No such file; check the path, or get "
+             "GPT-2's by `make vocab`, which writes data/vocab.bpe", path[0] ? path :
+             "\"\"");
+    services->os_error = ENOENT;
+    return G2Z_IO;
+  }
   G2Z_TRY(g2z_read_file(services, path, (size_t)1 << 30, &text, &bytes));
   g2z_status status = g2z_tokenizer_parse(services, path, text, bytes, out);
   g2z_release(services, text);
