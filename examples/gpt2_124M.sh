@@ -10,9 +10,9 @@
 # The same command continues after a stop: whole downloads stay, and the training resumes from its
 # newest checkpoint. llm.c publishes a validation loss of 3.27 to 3.29, and 29.9 % for HellaSwag
 # with likelihood per token; acc_norm of hellaswag_val.jsonl counts per character (docs/formats.md).
-# The tables of README.md and docs/speed.md give 4.3 hours on one H100 and 2.2 on two; they have no
-# time of 4 or 8 GPUs at this batch size. Only --smoke was run: the downloads, the loss and the
-# score of the training on GPUs were not tested.
+# At the rates of docs/speed.md its 9.9 billion tokens take 4.0 hours on one H200, 2.1 on two and 34
+# minutes on eight. Only --smoke was run: the downloads, the loss and the score of the training on
+# GPUs were not tested.
 set -euC # C: a redirection creates its file; it does not follow a link that lies there
 fail() { echo "$(basename "$0"): $*" >&2; exit 1; }
 use() { fail "use: $0 [--smoke] [--gpus 1|2|4|8] OUT [FLAGS OF TRAIN...]"; }
