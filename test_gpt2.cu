@@ -396,6 +396,7 @@ static const g2z_test_entry test_table[] = {
     {"pages", "text is escaped, spikes and gaps survive thinning", test_pages},
     {"report_curves", "smoothed losses, and two runs in one chart", test_report_curves},
     {"report_compared", "when each of three runs reaches the same loss", test_report_compared},
+    {"report_ends", "runs that are not complete, and a loss that is nan", test_report_ends},
     {"report_sets", "the best validation, when the validation tokens change", test_report_sets},
     {"report_bits", "bits per byte compare two vocabularies, and equal --eval's", test_report_bits},
     {"run_report", "a run's page, and the damaged files it is not made from", test_run_report},

@@ -1951,9 +1951,6 @@ static g2z_status g2zx_report(g2z_services *services, const g2z_bench *o) {
                                    &there);
   for (int i = 1; i < o->argc && status == G2Z_OK; i++)
     status = g2z_results_add(results, o->argv[i]);
-  if (status == G2Z_OK && !results->run_count && !results->report_count)
-    status = g2z_fail(services, G2Z_BAD_ARGUMENT, "there is nothing to report: name a run with "
-                      "training_metrics.json, which a run writes when it ends");
   if (status == G2Z_OK && there)
     status = g2z_fail(services, G2Z_BAD_ARGUMENT, "%.600s is a run with its own report.html: "
                       "choose another place, --out DIR", out);

@@ -41,6 +41,8 @@ extern "C" {
  * mode, fits wide and narrow screens, and prints well. All text is escaped here.
  *
  *   g2z_page *page;  status = g2z_page_create(services, "report.html", "Scaling", &page);
+ *   g2z_page_lead(page, "%s is better", "muon");                      the answer, in larger type
+ *   g2z_page_figure(page, "loss", "perplexity 39.3", "%.4f", 3.6718); large figures in a row
  *   g2z_page_fact(page, "machine", "%d x %s", 8, "NVIDIA H200");      facts form a grid
  *   g2z_page_heading(page, "Throughput");
  *   g2z_page_table(page, 2, headers);                                 cells follow
@@ -56,7 +58,8 @@ typedef enum g2z_mark {
   G2Z_MARK_LINE,
   G2Z_MARK_POINTS,                   /* a line; up to 64 values also get a point each */
   G2Z_MARK_DASHED,                   /* an ideal to compare the other series with */
-  G2Z_MARK_FAINT                     /* the raw values of a smoothed line */
+  G2Z_MARK_FAINT,                    /* the raw values of a smoothed line */
+  G2Z_MARK_CROSS                     /* a cross at the upper edge per x: the value is not finite */
 } g2z_mark;
 
 typedef enum g2z_axis {
@@ -68,7 +71,7 @@ typedef enum g2z_axis {
 
 typedef struct g2z_series {
   const char *name;                  /* shown in the legend if there are two series or more */
-  const double *x, *y;               /* [count]; NaN: a gap. Bar charts do not read x */
+  const double *x, *y;               /* [count]; NaN: a gap. x ascends. Bar charts do not read x */
   const double *low, *high;          /* [count]: ends of each bar's whisker; or both NULL */
   size_t count;
   g2z_mark mark;
@@ -90,9 +93,15 @@ typedef struct g2z_page g2z_page;
 G2Z_API g2z_status g2z_page_create(g2z_services *services, const char *path, const char *title,
                                    g2z_page **out);
 G2Z_API void g2z_page_heading(g2z_page *page, const char *text);
+/* Begins a part that stays folded until a reader opens it. The next heading or fold ends it. */
+G2Z_API void g2z_page_fold(g2z_page *page, const char *text);
+G2Z_API void g2z_page_lead(g2z_page *page, const char *format, ...) G2Z_PRINTF(2, 3);
 G2Z_API void g2z_page_text(g2z_page *page, const char *format, ...) G2Z_PRINTF(2, 3);
 G2Z_API void g2z_page_fact(g2z_page *page, const char *name, const char *format, ...)
     G2Z_PRINTF(3, 4);
+/* `note` stands below the figure in small type; "": nothing does. */
+G2Z_API void g2z_page_figure(g2z_page *page, const char *name, const char *note,
+                             const char *format, ...) G2Z_PRINTF(4, 5);
 /* Begins a table. g2z_page_cell then adds cells row by row, `columns` per row. The first column is
  * text, the others are numbers; an empty cell is an unknown number. */
 G2Z_API void g2z_page_table(g2z_page *page, int columns, const char *const *headers);
@@ -100,6 +109,9 @@ G2Z_API void g2z_page_cell(g2z_page *page, const char *format, ...) G2Z_PRINTF(2
 G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart);
 G2Z_API g2z_status g2z_page_commit(g2z_page *page);
 G2Z_API void g2z_page_free(g2z_page *page); /* NULL is fine. Without a commit no file is left */
+/* Writes one chart as an SVG file, for light or dark pages. */
+G2Z_API g2z_status g2z_chart_write(g2z_services *services, const char *path, int dark,
+                                   const g2z_chart *chart);
 
 /* One line of metrics.jsonl, written when the step's loss is known. A number that is not finite is
  * null in the file. An OPTIONAL number may be unknown: then it is NaN here. */
@@ -188,14 +200,14 @@ G2Z_API int g2z_object_list(const g2z_object *object, const char *at, g2z_json *
  * free *element. */
 G2Z_API int g2z_object_next(const g2z_object *object, g2z_json *json, g2z_object *element);
 
+typedef struct g2zp_run g2zp_run; /* private */
 /* The runs and experiments that were found in directories, for one page. */
 typedef struct g2z_results {
   g2z_services *services;
-  g2z_object *runs;             /* training_metrics.json of each run; path: its directory */
+  g2zp_run *runs;
   size_t run_count, run_capacity;
   g2z_path *reports;            /* files NAME_report.json, unless `show` is NULL */
   size_t report_count, report_capacity;
-  size_t left_out;              /* number of runs that have not ended */
   /* Reads one of `reports` and puts its part of the page, before the runs. NULL: g2z_results_add
    * ignores these files. */
   g2z_status (*show)(g2z_services *services, const char *path, g2z_page *page);
@@ -203,10 +215,11 @@ typedef struct g2z_results {
 G2Z_API g2z_status g2z_results_create(g2z_services *services, g2z_results **out);
 G2Z_API void g2z_results_free(g2z_results *results); /* NULL is fine */
 /* Adds the run and the experiments of the directory and of its subdirectories, two levels deep.
- * A run that has not ended is left out, with a warning. The call fails if a file is damaged, or if
- * there is no run and no experiment. */
+ * The call fails if a file is damaged, or if there is no run and no experiment. */
 G2Z_API g2z_status g2z_results_add(g2z_results *results, const char *directory);
-G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path);
+/* Writes the page. Its first line names the better run, by how much, and in how much of the steps,
+ * tokens and seconds; or the reason why the runs cannot be compared. */
+G2Z_API g2z_status g2z_results_page(g2z_results *results, const char *path);
 
 /* The current time, as "2026-01-31T23:59:59Z". */
 typedef struct g2z_short {
@@ -261,34 +274,58 @@ static g2z_status g2zp_check_directory(g2z_services *services, const char *direc
 /* ----- pages ----- */
 
 /* Kinds of the open element. It is closed when an element of another kind begins. */
-enum { G2ZP_PAGE_PLAIN, G2ZP_PAGE_FACTS, G2ZP_PAGE_TABLE, G2ZP_PAGE_CHARTS };
+enum {
+  G2ZP_PAGE_PLAIN,
+  G2ZP_PAGE_FIGURES,
+  G2ZP_PAGE_FACTS,
+  G2ZP_PAGE_TABLE,
+  G2ZP_PAGE_CHARTS
+};
 
 struct g2z_page {
   g2z_services *services;
   g2z_writer *writer;
   int open;
+  int folded;                        /* 1: a fold is open */
   int columns, cell;                 /* the open table: columns; cells in its last row so far */
 };
 
 /* The colours differ in lightness and hue, so that colour-blind readers can distinguish them. */
+#define G2ZP_LIGHT \
+  "{--page:#fbfbfa;--card:#fff;--line:#e2e2de;--grid:#ececea;--text:#1c1d1f;--soft:#63666b;"     \
+  "--s0:#1f66c1;--s1:#d9541e;--s2:#12876f;--s3:#8b4fc0;--s4:#b07d00;--s5:#c2347b;--s6:#4b8f1a;" \
+  "--s7:#5b6470;--s8:#1c1d1f}"
+#define G2ZP_DARK \
+  "{--page:#131416;--card:#1b1d20;--line:#303338;--grid:#292c30;--text:#e9e9e7;--soft:#a0a4aa;"  \
+  "--s0:#6aa9f7;--s1:#f58a5c;--s2:#3fc3a3;--s3:#bd92ec;--s4:#e2b13c;--s5:#ee7fb2;--s6:#95cf5d;" \
+  "--s7:#aab3bf;--s8:#e9e9e7}"
+#define G2ZP_CHART_STYLE \
+  "svg text{font-size:12px;fill:var(--soft);font-variant-numeric:tabular-nums}\n"                \
+  "svg .end{text-anchor:end}svg .mid{text-anchor:middle}\n"                                      \
+  "svg .grid{stroke:var(--grid)}svg .axis{stroke:var(--line)}\n"                                 \
+  "svg .series{fill:none;stroke:var(--c);stroke-width:1.7;stroke-linejoin:round;"                \
+  "stroke-linecap:round}\n"                                                                      \
+  "svg .many{stroke-width:1.1}svg .faint{opacity:.35}\n"                                         \
+  "svg .dash{stroke-dasharray:5 5;stroke-width:1.4}\n"                                           \
+  "svg .bar{fill:var(--c)}svg .dot{fill:var(--c);stroke:var(--card);stroke-width:1.2}\n"         \
+  "svg .whisker{stroke:var(--text);stroke-width:1.2;fill:none;opacity:.65}\n"
 static const char g2zp_page_style[] =
-    ":root{color-scheme:light dark;--page:#fbfbfa;--card:#fff;--line:#e2e2de;--grid:#ececea;"
-    "--text:#1c1d1f;--soft:#63666b;--s0:#1f66c1;--s1:#d9541e;--s2:#12876f;--s3:#8b4fc0;"
-    "--s4:#b07d00;--s5:#c2347b;--s6:#4b8f1a;--s7:#5b6470;--s8:#1c1d1f}\n"
-    "@media screen and (prefers-color-scheme:dark){:root{--page:#131416;--card:#1b1d20;"
-    "--line:#303338;--grid:#292c30;--text:#e9e9e7;--soft:#a0a4aa;"
-    "--s0:#6aa9f7;--s1:#f58a5c;--s2:#3fc3a3;--s3:#bd92ec;--s4:#e2b13c;--s5:#ee7fb2;--s6:#95cf5d;"
-    "--s7:#aab3bf;--s8:#e9e9e7}}\n"
+    ":root{color-scheme:light dark}:root" G2ZP_LIGHT "\n"
+    "@media screen and (prefers-color-scheme:dark){:root" G2ZP_DARK "}\n"
     "*{box-sizing:border-box}\n"
     "body{margin:0 auto;max-width:1400px;padding:clamp(16px,3vw,40px);background:var(--page);"
     "color:var(--text);font:15px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}\n"
     "h1{font-size:1.6rem;line-height:1.2;margin:0 0 1rem}\n"
     "h2{font-size:1.15rem;margin:2rem 0 .6rem}\n"
     "p{max-width:70ch;margin:.5rem 0}\n"
+    ".lead{font-size:1.15rem}\n"
     "pre{font:.87rem/1.5 ui-monospace,monospace;margin:.5rem 0}\n"
     "dl,.charts{display:grid;gap:12px;margin:1rem 0}\n"
     "dl{grid-template-columns:repeat(auto-fill,minmax(min(100%,15rem),1fr));gap:10px 24px}\n"
-    "dt{color:var(--soft);font-size:.8rem}dd{margin:0}\n"
+    "dt,small{color:var(--soft);font-size:.8rem}dd{margin:0}\n"
+    "dl.figures{grid-template-columns:repeat(auto-fit,minmax(min(45%,11rem),1fr))}\n"
+    ".figures dd{font-size:1.6rem;line-height:1.25}.figures small{display:block}\n"
+    "summary{cursor:pointer;margin:1.5rem 0 .6rem;font-weight:600}\n"
     ".long{grid-column:1/-1;order:1}.long dd{font:.87rem/1.5 ui-monospace,monospace}\n"
     ".charts{grid-template-columns:repeat(auto-fill,minmax(min(100%,400px),1fr))}\n"
     "figure{margin:0;padding:14px 14px 8px;background:var(--card);border:1px solid var(--line);"
@@ -300,27 +337,23 @@ static const char g2zp_page_style[] =
     "border-top:3px solid var(--c);vertical-align:.22em}\n"
     ".legend .dash::before{border-top-style:dashed;border-top-width:2px}\n"
     "svg{display:block;width:100%;height:auto;margin-top:6px;overflow:visible}\n"
-    "svg text{font-size:12px;fill:var(--soft);font-variant-numeric:tabular-nums}\n"
-    "svg .end{text-anchor:end}svg .mid{text-anchor:middle}\n"
-    "svg .grid{stroke:var(--grid)}svg .axis{stroke:var(--line)}\n"
-    "svg .series{fill:none;stroke:var(--c);stroke-width:1.7;stroke-linejoin:round;"
-    "stroke-linecap:round}\n"
-    "svg .many{stroke-width:1.1}svg .faint{opacity:.35}\n"
-    "svg .dash{stroke-dasharray:5 5;stroke-width:1.4}\n"
-    "svg .bar{fill:var(--c)}svg .dot{fill:var(--c);stroke:var(--card);stroke-width:1.2}\n"
-    "svg .whisker{stroke:var(--text);stroke-width:1.2;fill:none;opacity:.65}\n"
+    G2ZP_CHART_STYLE
+    ".at rect{fill:transparent}.at path,.at text{visibility:hidden}.at path{stroke:var(--soft)}\n"
+    ".at:hover path,.at:hover text{visibility:visible}\n"
     ".scroll{overflow-x:auto;margin:1rem 0}\n"
     "table{border-collapse:collapse;font-variant-numeric:tabular-nums;overflow-wrap:normal}\n"
     "th,td{padding:.32rem .9rem .32rem 0;border-bottom:1px solid var(--line);text-align:right;"
     "vertical-align:bottom}\n"
     "th{font-weight:600;color:var(--soft);font-size:.85rem}\n"
     "th:first-child,td:first-child{text-align:left}\n"
+    "th:first-child,td:first-child{position:sticky;left:0;background:var(--page)}\n"
     "td:first-child{overflow-wrap:anywhere;min-width:12ch}\n"
     "h1,p,pre,dd,td,.legend span{white-space:pre-wrap}svg text{white-space:pre}\n"
-    "@media (max-width:480px){svg text{font-size:14px}dl{grid-template-columns:1fr 1fr}}\n"
+    "@media (max-width:480px){svg text{font-size:14px}dl{grid-template-columns:1fr 1fr}"
+    "th,td{padding-right:.6rem}}\n"
     "@media print{:root{color-scheme:light;font-size:11px;--page:#fff;--card:#fff;--line:#bbb;"
     "--grid:#e4e4e4;--text:#000;--soft:#444}body{max-width:none;padding:0;font-size:11px}"
-    ".charts{grid-template-columns:1fr 1fr}.scroll{overflow:visible}"
+    ".charts{grid-template-columns:1fr 1fr}.scroll{overflow:visible}.at{display:none}"
     "h2{break-after:avoid}tr{break-inside:avoid}}\n";
 
 /* Writes `open`, the text with its markup escaped, and `close`. Invalid UTF-8 and characters that
@@ -369,8 +402,10 @@ static g2zp_coordinate g2zp_coordinate_of(double value) {
 /* Closes the open element and opens one of `kind`. An open element of this kind stays open, unless
  * it is a table. */
 static void g2zp_page_open(g2z_page *page, int kind) {
-  static const char *const begin[] = {"", "<dl>\n", "", "<div class=charts>\n"};
-  static const char *const end[] = {"", "</dl>\n", "</tbody></table></div>\n", "</div>\n"};
+  static const char *const begin[] = {"", "<dl class=figures>\n", "<dl>\n", "",
+                                      "<div class=charts>\n"};
+  static const char *const end[] = {"", "</dl>\n", "</dl>\n", "</tbody></table></div>\n",
+                                    "</div>\n"};
   if (page->open == kind && kind != G2ZP_PAGE_TABLE) return;
   if (page->open == G2ZP_PAGE_TABLE && page->cell) g2z_writer_printf(page->writer, "</tr>\n");
   g2z_writer_printf(page->writer, "%s%s", end[page->open], begin[kind]);
@@ -399,15 +434,44 @@ G2Z_API g2z_status g2z_page_create(g2z_services *services, const char *path, con
   return G2Z_OK;
 }
 
-G2Z_API void g2z_page_heading(g2z_page *page, const char *text) {
+/* Closes the open element and the open fold. */
+static void g2zp_page_close(g2z_page *page) {
   g2zp_page_open(page, G2ZP_PAGE_PLAIN);
+  if (page->folded) g2z_writer_printf(page->writer, "</details>\n");
+  page->folded = 0;
+}
+
+G2Z_API void g2z_page_heading(g2z_page *page, const char *text) {
+  g2zp_page_close(page);
   g2zp_element(page->writer, "<h2>", text, "</h2>\n");
+}
+
+G2Z_API void g2z_page_fold(g2z_page *page, const char *text) {
+  g2zp_page_close(page);
+  g2zp_element(page->writer, "<details><summary>", text, "</summary>\n");
+  page->folded = 1;
+}
+
+G2Z_API void g2z_page_lead(g2z_page *page, const char *format, ...) {
+  G2ZP_FORMAT(format, text);
+  g2zp_page_open(page, G2ZP_PAGE_PLAIN);
+  g2zp_element(page->writer, "<p class=lead>", text, "</p>\n");
 }
 
 G2Z_API void g2z_page_text(g2z_page *page, const char *format, ...) {
   G2ZP_FORMAT(format, text);
   g2zp_page_open(page, G2ZP_PAGE_PLAIN);
   g2zp_element(page->writer, "<p>", text, "</p>\n");
+}
+
+G2Z_API void g2z_page_figure(g2z_page *page, const char *name, const char *note,
+                             const char *format, ...) {
+  G2ZP_FORMAT(format, text);
+  g2zp_page_open(page, G2ZP_PAGE_FIGURES);
+  g2zp_element(page->writer, "<div><dt>", name, "</dt><dd>");
+  g2zp_element(page->writer, "", text, "");
+  g2zp_element(page->writer, *note ? "<small>" : "", note, *note ? "</small>" : "");
+  g2z_writer_printf(page->writer, "</dd></div>\n");
 }
 
 G2Z_API void g2z_page_fact(g2z_page *page, const char *name, const char *format, ...) {
@@ -440,7 +504,7 @@ G2Z_API void g2z_page_cell(g2z_page *page, const char *format, ...) {
 }
 
 G2Z_API g2z_status g2z_page_commit(g2z_page *page) {
-  g2zp_page_open(page, G2ZP_PAGE_PLAIN);
+  g2zp_page_close(page);
   g2z_writer_printf(page->writer, "</body>\n</html>\n");
   return g2z_writer_commit(page->writer);
 }
@@ -603,13 +667,13 @@ static const char *g2zp_tick_text(const g2zp_scale *s, double value, char out[32
 
 static void g2zp_svg_line(g2z_writer *writer, const char *kind, double x1, double y1,
                           double x2, double y2) {
-  g2z_writer_printf(writer, "<path class=%s d=\"M%s %sL%s %s\"/>", kind, G2ZP_AT(x1), G2ZP_AT(y1),
-                    G2ZP_AT(x2), G2ZP_AT(y2));
+  g2z_writer_printf(writer, "<path class=\"%s\" d=\"M%s %sL%s %s\"/>", kind, G2ZP_AT(x1),
+                    G2ZP_AT(y1), G2ZP_AT(x2), G2ZP_AT(y2));
 }
 
 static void g2zp_svg_text(g2z_writer *writer, const char *kind, double x, double y,
                           const char *text) {
-  g2z_writer_printf(writer, "<text class=%s x=\"%s\" y=\"%s\"", kind, G2ZP_AT(x), G2ZP_AT(y));
+  g2z_writer_printf(writer, "<text class=\"%s\" x=\"%s\" y=\"%s\"", kind, G2ZP_AT(x), G2ZP_AT(y));
   g2zp_element(writer, ">", text, "</text>\n");
 }
 
@@ -634,6 +698,58 @@ static void g2zp_page_number(g2z_page *page, const char *name, double value) {
   g2z_page_fact(page, name, "%s", g2zp_number_text(text, NULL, value));
 }
 
+/* Draws a cross at the upper edge for each x; of many, at most G2Z_CHART_POINTS. */
+static void g2zp_chart_crosses(g2z_writer *writer, const g2z_series *series, const g2zp_scale *x,
+                               const g2zp_scale *y, int colour) {
+  const size_t every = series->count / G2Z_CHART_POINTS + 1;
+  g2z_writer_printf(writer, "<path class=\"series\" style=\"--c:var(--s%d)\" d=\"", colour);
+  for (size_t i = 0; i < series->count; i += every) {
+    const double at = g2zp_scale_at(x, series->x[i]);
+    if (!isnan(at))
+      g2z_writer_printf(writer, "M%s %sl6 6m-6 0l6-6", G2ZP_AT(at - 3), G2ZP_AT(y->to - 3));
+  }
+  g2z_writer_printf(writer, "\"/>\n");
+}
+
+/* Covers a line chart with strips. Under the pointer a strip shows a place on the x axis, and the
+ * last value of each series up to there. */
+static void g2zp_chart_strips(g2z_writer *writer, const g2z_chart *chart, const g2zp_scale *x,
+                              const g2zp_scale *y) {
+  enum { STRIPS = 100 };
+  size_t passed[G2Z_CHART_SERIES] = {0}; /* number of values up to the end of the strip */
+  double begin = x->from, place = NAN;
+  char cell[G2ZP_CELL];
+  for (int strip = 1; strip <= STRIPS; strip++) {
+    const double end = x->from + (x->to - x->from) * strip / STRIPS;
+    int found = 0;                   /* 1: a value lies in this strip */
+    for (int s = 0; s < chart->series_count; s++) {
+      const g2z_series *series = &chart->series[s];
+      while (passed[s] < series->count &&
+             !(g2zp_scale_at(x, series->x[passed[s]]) > end + 0.05)) {
+        if (!(place >= series->x[passed[s]])) place = series->x[passed[s]];
+        passed[s]++;
+        found = 1;
+      }
+    }
+    const double at = g2zp_scale_at(x, place);
+    if (!found || isnan(at)) continue; /* the next strip begins here */
+    g2z_writer_printf(writer, "<g class=\"at\"><rect x=\"%s\" y=\"0\" width=\"%s\" "
+                      "height=\"%s\"/>", G2ZP_AT(begin), G2ZP_AT(end - begin), G2ZP_AT(y->from));
+    g2zp_svg_line(writer, "", at, y->to, at, y->from);
+    g2z_writer_printf(writer, "<text class=\"mid\" x=\"%s\" y=\"8\">%s: ",
+                      G2ZP_AT((x->from + x->to) / 2), g2zp_number_text(cell, NULL, place));
+    for (int s = 0; s < chart->series_count; s++) {
+      const g2z_series *series = &chart->series[s];
+      if (!passed[s] || series->mark == G2Z_MARK_CROSS) continue;
+      g2zp_number_text(cell, NULL, series->y[passed[s] - 1]);
+      if (*cell)
+        g2z_writer_printf(writer, "<tspan style=\"fill:var(--s%d)\"> %s</tspan>", s, cell);
+    }
+    g2z_writer_printf(writer, "</text></g>\n");
+    begin = end;
+  }
+}
+
 /* Draws the series as lines and points. A long series is cut into stretches of equal length; of
  * each stretch only the minimum and the maximum are drawn, in the order in which they occur. A
  * single point between two gaps is drawn as a line of length 0: its round ends make a dot. */
@@ -643,6 +759,10 @@ static void g2zp_chart_lines(g2z_writer *writer, const g2z_chart *chart, const g
     const g2z_series *series = &chart->series[s];
     const size_t count = series->count, half = G2Z_CHART_POINTS / 2;
     size_t stretch = 1;
+    if (series->mark == G2Z_MARK_CROSS) {
+      g2zp_chart_crosses(writer, series, x, y, s);
+      continue;
+    }
     const char *style = "";
     int drawn = 0;                   /* points drawn since the last gap */
     if (count > G2Z_CHART_POINTS) stretch = (count + half - 1) / half;
@@ -682,8 +802,8 @@ static void g2zp_chart_lines(g2z_writer *writer, const g2z_chart *chart, const g
     for (size_t i = 0; i < count && count <= 64 && series->mark == G2Z_MARK_POINTS; i++) {
       const double across = g2zp_scale_at(x, series->x[i]), up = g2zp_scale_at(y, series->y[i]);
       if (!isnan(across + up))
-        g2z_writer_printf(writer, "<circle class=dot style=\"--c:var(--s%d)\" r=3.5 cx=\"%s\" "
-                          "cy=\"%s\"/>\n", s, G2ZP_AT(across), G2ZP_AT(up));
+        g2z_writer_printf(writer, "<circle class=\"dot\" style=\"--c:var(--s%d)\" r=\"3.5\" "
+                          "cx=\"%s\" cy=\"%s\"/>\n", s, G2ZP_AT(across), G2ZP_AT(up));
     }
   }
 }
@@ -703,8 +823,8 @@ static void g2zp_chart_bars(g2z_writer *writer, const g2z_chart *chart, const g2
       double end = g2zp_scale_at(x, series->y[at]), text_at = end, low = NAN, high = NAN;
       if (isnan(end)) continue;
       if (end < x->from) end = x->from;
-      g2z_writer_printf(writer, "<rect class=bar style=\"--c:var(--s%d)\" height=12 x=\"%s\" "
-                        "y=\"%s\" width=\"%s\"/>", i, G2ZP_AT(x->from), G2ZP_AT(top),
+      g2z_writer_printf(writer, "<rect class=\"bar\" style=\"--c:var(--s%d)\" height=\"12\" "
+                        "x=\"%s\" y=\"%s\" width=\"%s\"/>", i, G2ZP_AT(x->from), G2ZP_AT(top),
                         G2ZP_AT(end - x->from));
       if (series->low) {
         low = g2zp_scale_at(x, series->low[at]);
@@ -722,57 +842,90 @@ static void g2zp_chart_bars(g2z_writer *writer, const g2z_chart *chart, const g2
   }
 }
 
-/* Bars are horizontal, so that their labels have room: their values lie on the x axis. */
-G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart) {
-  const int bars = chart->labels != NULL;
-  const double group = 14.0 * chart->series_count + 10;
-  g2z_writer *writer = page->writer;
-  g2zp_extent wide = g2zp_nothing, tall = g2zp_nothing;
+/* Where a chart's parts are. */
+typedef struct g2zp_layout {
   g2zp_scale x, y;
+  double group, height;              /* of one group of bars; of the whole picture */
+  size_t groups;
+  int empty;                         /* 1: no value can be drawn */
+} g2zp_layout;
+
+/* Bars are horizontal, so that their labels have room: their values lie on the x axis. */
+static void g2zp_chart_layout(const g2z_chart *chart, g2zp_layout *l) {
+  const int bars = chart->labels != NULL;
+  g2zp_extent wide = g2zp_nothing, tall = g2zp_nothing;
   g2z_axis x_axis = chart->x_axis;
   char text[32];
-  size_t groups = 0;
   double widest = 0; /* number of characters in the longest text left of the y axis */
-  double height = G2ZP_CHART_HEIGHT;
   G2Z_ASSERT(chart->series_count > 0 && chart->series_count <= G2Z_CHART_SERIES);
-  g2zp_page_open(page, G2ZP_PAGE_CHARTS);
-
-  /* The scales. */
+  memset(l, 0, sizeof *l);
+  l->group = 14.0 * chart->series_count + 10;
   for (int i = 0; i < chart->series_count; i++) {
     const g2z_series *series = &chart->series[i];
-    if (series->count > groups) groups = series->count;
+    if (series->count > l->groups) l->groups = series->count;
     for (size_t at = 0; at < series->count; at++) {
       if (!bars) {
         g2zp_extent_add(&wide, series->x[at]);
-        g2zp_extent_add(&tall, series->y[at]);
+        if (series->mark != G2Z_MARK_CROSS) g2zp_extent_add(&tall, series->y[at]);
         continue;
       }
       g2zp_extent_add(&wide, series->y[at]);
       if (series->high) g2zp_extent_add(&wide, series->high[at]);
     }
   }
+  l->empty = !bars && isnan(wide.low + tall.low);
   if (x_axis == G2Z_AXIS_AUTO) x_axis = G2Z_AXIS_LINEAR;
   if (bars) x_axis = G2Z_AXIS_ZERO;
-  g2zp_scale_make(&x, &wide, x_axis, bars);
-  g2zp_scale_make(&y, &tall, chart->y_axis, 1);
-  if (bars) y.ticks = 0;
-  for (int i = 0; i < y.ticks; i++)
-    widest = fmax(widest, (double)strlen(g2zp_tick_text(&y, y.tick[i], text)));
-  for (size_t at = 0; at < groups && bars; at++)
+  g2zp_scale_make(&l->x, &wide, x_axis, bars);
+  g2zp_scale_make(&l->y, &tall, chart->y_axis, 1);
+  if (bars) l->y.ticks = 0;
+  for (int i = 0; i < l->y.ticks; i++)
+    widest = fmax(widest, (double)strlen(g2zp_tick_text(&l->y, l->y.tick[i], text)));
+  for (size_t at = 0; at < l->groups && bars; at++)
     widest = fmax(widest, (double)strlen(chart->labels[at]));
-  x.from = fmin(12 + G2ZP_CHART_DIGIT * widest, 0.45 * G2ZP_CHART_WIDTH);
+  l->x.from = fmin(12 + G2ZP_CHART_DIGIT * widest, 0.45 * G2ZP_CHART_WIDTH);
   if (bars) {
-    x.to = G2ZP_CHART_WIDTH - (12 + G2ZP_CHART_DIGIT * 7); /* leaves room for a bar's value */
-    y.to = 4;
-    y.from = y.to + group * (double)groups;
-    height = y.from + 24;
+    l->x.to = G2ZP_CHART_WIDTH - (12 + G2ZP_CHART_DIGIT * 7); /* leaves room for a bar's value */
+    l->y.to = 4;
+    l->y.from = l->y.to + l->group * (double)l->groups;
+    l->height = l->y.from + 24;
   } else {
-    x.to = G2ZP_CHART_WIDTH - 14;
-    y.to = 10;
-    y.from = G2ZP_CHART_HEIGHT - (chart->x_name ? 40 : 24);
+    l->x.to = G2ZP_CHART_WIDTH - 14;
+    l->y.to = 14;                    /* above are the values under the pointer */
+    l->y.from = G2ZP_CHART_HEIGHT - (chart->x_name ? 40 : 24);
+    l->height = G2ZP_CHART_HEIGHT;
   }
+}
 
-  /* Title and legend. */
+/* Draws the grid, the numbers of its lines, and the series. */
+static void g2zp_chart_draw(g2z_writer *writer, const g2z_chart *chart, const g2zp_layout *l) {
+  const g2zp_scale *x = &l->x, *y = &l->y;
+  const int bars = chart->labels != NULL;
+  const double middle = (x->from + x->to) / 2;
+  char text[32];
+  for (int i = 0; i < y->ticks; i++) {
+    const double at = g2zp_scale_at(y, y->tick[i]);
+    g2zp_svg_line(writer, "grid", x->from, at, x->to, at);
+    g2zp_svg_text(writer, "end", x->from - 6, at + 4, g2zp_tick_text(y, y->tick[i], text));
+  }
+  g2zp_svg_line(writer, "axis", x->from, y->from, x->to, y->from);
+  for (int i = 0; i < x->ticks; i++) {
+    const double at = g2zp_scale_at(x, x->tick[i]);
+    if (bars) g2zp_svg_line(writer, "grid", at, y->to, at, y->from);
+    g2zp_svg_line(writer, "axis", at, y->from, at, y->from + 4);
+    g2zp_svg_text(writer, "mid", at, y->from + 17, g2zp_tick_text(x, x->tick[i], text));
+  }
+  if (chart->x_name) g2zp_svg_text(writer, "mid", middle, y->from + 33, chart->x_name);
+  if (l->empty) g2zp_svg_text(writer, "mid", middle, (y->from + y->to) / 2, "no values");
+  if (bars) g2zp_chart_bars(writer, chart, x, y, l->group, l->groups);
+  else g2zp_chart_lines(writer, chart, x, y);
+}
+
+G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart) {
+  g2z_writer *writer = page->writer;
+  g2zp_layout layout;
+  g2zp_chart_layout(chart, &layout);
+  g2zp_page_open(page, G2ZP_PAGE_CHARTS);
   g2zp_element(writer, "<figure><figcaption><b>", chart->title, "</b>");
   if (chart->about) g2zp_element(writer, "<span>", chart->about, "</span>");
   g2z_writer_printf(writer, "</figcaption>\n");
@@ -786,28 +939,46 @@ G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart) {
     g2z_writer_printf(writer, "</div>\n");
   }
   g2z_writer_printf(writer, "<svg viewBox=\"0 0 %d %d\" role=img", (int)G2ZP_CHART_WIDTH,
-                    (int)height);
+                    (int)layout.height);
   g2zp_element(writer, " aria-label=\"", chart->title, "\">\n");
-
-  /* The grid and the numbers of its lines. */
-  for (int i = 0; i < y.ticks; i++) {
-    const double at = g2zp_scale_at(&y, y.tick[i]);
-    g2zp_svg_line(writer, "grid", x.from, at, x.to, at);
-    g2zp_svg_text(writer, "end", x.from - 6, at + 4, g2zp_tick_text(&y, y.tick[i], text));
-  }
-  g2zp_svg_line(writer, "axis", x.from, y.from, x.to, y.from);
-  for (int i = 0; i < x.ticks; i++) {
-    const double at = g2zp_scale_at(&x, x.tick[i]);
-    if (bars) g2zp_svg_line(writer, "grid", at, y.to, at, y.from);
-    g2zp_svg_line(writer, "axis", at, y.from, at, y.from + 4);
-    g2zp_svg_text(writer, "mid", at, y.from + 17, g2zp_tick_text(&x, x.tick[i], text));
-  }
-  if (chart->x_name) g2zp_svg_text(writer, "mid", (x.from + x.to) / 2, y.from + 33, chart->x_name);
-  if (!bars && isnan(wide.low + tall.low))
-    g2zp_svg_text(writer, "mid", (x.from + x.to) / 2, (y.from + y.to) / 2, "no values");
-  if (bars) g2zp_chart_bars(writer, chart, &x, &y, group, groups);
-  else g2zp_chart_lines(writer, chart, &x, &y);
+  g2zp_chart_draw(writer, chart, &layout);
+  if (!chart->labels && !layout.empty) g2zp_chart_strips(writer, chart, &layout.x, &layout.y);
   g2z_writer_printf(writer, "</svg></figure>\n");
+}
+
+/* The title, a line about it, and a line per series stand above the chart. */
+G2Z_API g2z_status g2z_chart_write(g2z_services *services, const char *path, int dark,
+                                   const g2z_chart *chart) {
+  const double width = G2ZP_CHART_WIDTH + 24, line = 17;
+  double down = chart->about ? 44 : 26;
+  g2z_writer *writer;
+  g2zp_layout layout;
+  g2zp_chart_layout(chart, &layout);
+  G2Z_TRY(g2z_writer_create(services, path, &writer));
+  const double height = down + line * chart->series_count + layout.height + 8;
+  g2z_writer_printf(writer, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" "
+                    "width=\"%d\" height=\"%d\" role=\"img\" "
+                    "font-family=\"system-ui,sans-serif\"", (int)width, (int)height, (int)width,
+                    (int)height);
+  g2zp_element(writer, "><title>", chart->title, "</title>\n<style>\nsvg");
+  g2z_writer_printf(writer, "%s\n" G2ZP_CHART_STYLE "svg .title{font-size:15px;font-weight:600;"
+                    "fill:var(--text)}svg .key{stroke:var(--c);stroke-width:3}\n</style>\n"
+                    "<rect width=\"100%%\" height=\"100%%\" rx=\"8\" fill=\"var(--card)\"/>\n",
+                    dark ? G2ZP_DARK : G2ZP_LIGHT);
+  g2zp_svg_text(writer, "title", 14, 24, chart->title);
+  if (chart->about) g2zp_svg_text(writer, "about", 14, 41, chart->about);
+  for (int i = 0; i < chart->series_count; i++, down += line) {
+    g2z_writer_printf(writer, "<path class=\"key%s\" style=\"--c:var(--s%d)\" d=\"M14 %sh18\"/>",
+                      chart->series[i].mark == G2Z_MARK_DASHED ? " dash" : "", i,
+                      G2ZP_AT(down + line / 2));
+    g2zp_svg_text(writer, "name", 40, down + line / 2 + 4, chart->series[i].name);
+  }
+  g2z_writer_printf(writer, "<g transform=\"translate(6 %s)\">\n", G2ZP_AT(down + 4));
+  g2zp_chart_draw(writer, chart, &layout);
+  g2z_writer_printf(writer, "</g></svg>\n");
+  const g2z_status status = g2z_writer_commit(writer);
+  g2z_writer_free(writer);
+  return status;
 }
 
 /* ----- JSON objects ----- */
@@ -1160,6 +1331,8 @@ G2Z_API void g2z_events_free(g2z_events *e) {
   X(VALIDATIONS, val_measure) /* runs are compared by it; NaN before validation `first` */ \
   X(TARGETS, target_step)     /* step of the validation that reached --target-loss */      \
   X(TARGETS, target_loss)                                                                  \
+  X(LOST, lost_step)          /* step of a loss that is not finite, or of its validation */ \
+  X(LOST, lost_loss)          /* 0: a chart marks the step alone */                        \
   X(EVALUATIONS, eval_step)                                                                \
   X(EVALUATIONS, eval_loss_0) /* loss on the first file of --eval */                       \
   X(EVALUATIONS, eval_loss_1)                                                              \
@@ -1174,7 +1347,7 @@ enum {
 #undef X
   G2ZP_COLUMNS
 };
-enum { G2ZP_STEPS, G2ZP_VALIDATIONS, G2ZP_TARGETS, G2ZP_EVALUATIONS, G2ZP_GROUPS };
+enum { G2ZP_STEPS, G2ZP_VALIDATIONS, G2ZP_TARGETS, G2ZP_LOST, G2ZP_EVALUATIONS, G2ZP_GROUPS };
 static const int g2zp_group_of[G2ZP_COLUMNS] = {
 #define X(group, name) G2ZP_##group,
     G2ZP_COLUMN_LIST
@@ -1182,7 +1355,8 @@ static const int g2zp_group_of[G2ZP_COLUMNS] = {
 };
 /* The column with the steps of each group: the x axis of the group's other columns. */
 static const int g2zp_step_column[G2ZP_GROUPS] = {G2ZP_COLUMN_step, G2ZP_COLUMN_val_step,
-                                                  G2ZP_COLUMN_target_step, G2ZP_COLUMN_eval_step};
+                                                  G2ZP_COLUMN_target_step, G2ZP_COLUMN_lost_step,
+                                                  G2ZP_COLUMN_eval_step};
 /* The columns of the first three files of --eval: a page shows only these. */
 static const struct { int loss, accuracy; } g2zp_eval_files[] = {
     {G2ZP_COLUMN_eval_loss_0, G2ZP_COLUMN_eval_acc_0},
@@ -1221,11 +1395,12 @@ static void g2zp_page_curves(g2z_page *page, const g2zp_curves *curves, int head
   enum { AUTO = G2Z_AXIS_AUTO, ZERO = G2Z_AXIS_ZERO };
   static const struct {
     const char *title, *about;
-    int axis, y[4];                  /* y: columns; 0: none */
-    const char *names[4];            /* names of the columns; NULL: see g2zp_curves.eval_name */
+    int axis, y[5];                  /* y: columns; 0: none */
+    const char *names[5];            /* names of the columns; NULL: see g2zp_curves.eval_name */
   } charts[] = {
-      {"Loss", "nats per token", AUTO, {X(loss), X(smooth), X(val_loss), X(target_loss)},
-       {"training", "smoothed", "validation", "target"}},
+      {"Loss", "nats per token", AUTO,
+       {X(loss), X(smooth), X(val_loss), X(target_loss), X(lost_loss)},
+       {"training", "smoothed", "validation", "target", "not finite"}},
       {"Loss of --eval", "nats per token", AUTO,
        {X(eval_loss_0), X(eval_loss_1), X(eval_loss_2)}, {NULL}},
       {"Accuracy of --eval", "normalised", AUTO,
@@ -1241,10 +1416,10 @@ static void g2zp_page_curves(g2z_page *page, const g2zp_curves *curves, int head
       {"Memory", "GiB per device, as planned", ZERO, {X(mem_gib)},
        {"planned memory per device, GiB"}}};
   for (size_t n = 0; n < G2Z_COUNT(charts); n++) {
-    g2z_series series[4];
-    double constant[4];
+    g2z_series series[5];
+    double constant[5];
     int count = 0, varies = 0;
-    for (int i = 0; i < 4 && charts[n].y[i]; i++) {
+    for (int i = 0; i < 5 && charts[n].y[i]; i++) {
       const int y = charts[n].y[i];
       int same = 1;                  /* all known values are equal */
       g2z_series *s = &series[count];
@@ -1257,7 +1432,8 @@ static void g2zp_page_curves(g2z_page *page, const g2zp_curves *curves, int head
         if (isnan(constant[count])) constant[count] = s->y[k];
         if (!isnan(s->y[k]) && s->y[k] != constant[count]) same = 0;
       }
-      if (!same) varies = 1;
+      if (y == X(lost_loss)) s->mark = G2Z_MARK_CROSS;
+      if (!same || (y == X(lost_loss) && s->count)) varies = 1;
       if (!isnan(constant[count])) count++; /* leaves out a column without a known value */
     }
     const g2z_chart chart = {charts[n].title, charts[n].about, "step", NULL, series, count,
@@ -1300,6 +1476,13 @@ static g2z_status g2zp_curves_read(g2z_services *services, const char *run_dir,
     if (is_step) part = 0;
     for (; part < (int)G2Z_COUNT(ms); part++)
       if (isfinite(ms[part])) c->spent_s[part] += ms[part] * 1e-3;
+    const int masked = m->grad_norm == 0; /* the step has no target that counts, and so no loss */
+    if ((is_step && isnan(m->loss) && !masked) ||
+        (!isnan(line.val_ms) && isnan(line.val_loss))) {
+      AT(lost_step) = (double)m->step;
+      AT(lost_loss) = 0;
+      c->count[G2ZP_LOST]++;
+    }
     if (!isnan(line.val_loss)) {
       if (line.target && !c->count[G2ZP_TARGETS]) {
         AT(target_step) = (double)m->step;
@@ -1465,13 +1648,40 @@ static void g2zp_page_list(g2z_page *page, const char *heading, const g2z_object
   }
 }
 
-/* The contents of a run's files. g2z_report_run frees them. */
-typedef struct g2zp_run {
+/* A run, and the contents of its files. */
+struct g2zp_run {
+  g2z_path directory;
+  const char *name;                  /* the part of the directory that distinguishes the run */
   g2zp_curves curves;
   g2z_object metrics, launcher, failure;
   char *sample;                      /* the text that the model generated last; NULL: none */
   char *log;                         /* train.log; NULL: none */
-} g2zp_run;
+};
+
+static void g2zp_run_free(g2z_services *services, g2zp_run *run) {
+  g2z_release(services, run->curves.column[0]);
+  g2z_release(services, run->sample);
+  g2z_release(services, run->log);
+  g2z_object_free(&run->metrics);
+  g2z_object_free(&run->launcher);
+  g2z_object_free(&run->failure);
+}
+
+/* Reads the JSON files. Free *run with g2zp_run_free, also after a failure. */
+static g2z_status g2zp_run_read(g2z_services *services, const char *directory, g2zp_run *run) {
+  memset(run, 0, sizeof *run);
+  run->metrics.services = run->launcher.services = run->failure.services = services;
+  run->directory = g2z_path_in(directory, "metrics.jsonl");
+  for (char *slash; (slash = strrchr(run->directory.text, '/')) != NULL;) {
+    *slash = 0;                      /* cuts off the file, and slashes at the directory's end */
+    if (slash == run->directory.text || slash[-1] != '/') break;
+  }
+  run->name = run->directory.text;
+  G2Z_TRY(g2zp_read_run(services, directory, &run->metrics));
+  G2Z_TRY(g2z_object_read(services, g2z_path_in(directory, "launcher_metadata.json").text,
+                          &run->launcher));
+  return g2z_object_read(services, g2z_path_in(directory, "RUN_FAILED.json").text, &run->failure);
+}
 
 /* Reads a file of the run. If it does not exist, *out stays NULL. */
 static g2z_status g2zp_run_text(g2z_services *services, const char *run_dir, const char *name,
@@ -1484,15 +1694,21 @@ static g2z_status g2zp_run_text(g2z_services *services, const char *run_dir, con
   return g2z_read_file(services, path.text, (size_t)1 << 40, out, &bytes);
 }
 
-static g2z_status g2zp_run_read(g2z_services *services, const char *run_dir, g2zp_run *run) {
-  G2Z_TRY(g2zp_check_directory(services, run_dir));
-  G2Z_TRY(g2zp_curves_read(services, run_dir, &run->curves));
-  G2Z_TRY(g2zp_read_run(services, run_dir, &run->metrics));
-  G2Z_TRY(g2z_object_read(services, g2z_path_in(run_dir, "launcher_metadata.json").text,
-                          &run->launcher));
-  G2Z_TRY(g2z_object_read(services, g2z_path_in(run_dir, "RUN_FAILED.json").text, &run->failure));
-  G2Z_TRY(g2zp_run_text(services, run_dir, "train.log", &run->log));
-  return g2zp_run_text(services, run_dir, "sample.txt", &run->sample);
+/* How the run ended: a word or two, and in `why` more about it. Returns 1 if it is complete. */
+static int g2zp_run_result(const g2zp_run *run, char result[64], char why[G2ZP_TEXT]) {
+  snprintf(why, G2ZP_TEXT, "no end recorded as of %s", g2z_utc_now().text);
+  snprintf(result, 64, "not ended");
+  if (run->failure.text) {
+    snprintf(result, 64, "failed");
+    g2z_object_copy(&run->failure, "sentence", why, G2ZP_TEXT);
+    if (!*why) snprintf(why, G2ZP_TEXT, "no reason recorded");
+  } else if (run->metrics.text) {
+    g2z_object_copy(&run->metrics, "shutdown.reason", result, 64);
+    g2z_object_copy(&run->metrics, "shutdown.signal", why, G2ZP_TEXT);
+    if (strcmp(result, "diverged") == 0)
+      snprintf(why, G2ZP_TEXT, "the last losses are worse than guessing");
+  }
+  return !*result || strcmp(result, "completed") == 0;
 }
 
 /* Puts a table of the settings that a resume changed. train.log has one line per setting, "TIME
@@ -1532,22 +1748,83 @@ static void g2zp_page_resumes(g2z_page *page, const char *log) {
   }
 }
 
-static void g2zp_run_page(g2z_page *page, const g2zp_run *run) {
+/* Puts the commands that go on from here, as the last start printed them at its end. */
+static void g2zp_page_next(g2z_page *page, const g2zp_run *run) {
+  static const char *const begins[] = {"To generate text: ", "To continue training: ",
+                                       "To train these weights further: ", "stopped after step "};
+  char command[G2ZP_TEXT], line[G2ZP_TEXT];
+  const char *log = run->log ? run->log : "", *found;
+  while ((found = strstr(log, "  resumed after step ")) != NULL) log = found + 1;
+  if (!run->metrics.text || run->failure.text) {
+    g2z_object_copy(&run->launcher, "command_line", command, sizeof command);
+    if (*command)
+      g2z_page_text(page, "To continue from the last checkpoint, if there is one: %s%s", command,
+                    strstr(command, " --resume") ? "" : " --resume latest");
+    return;
+  }
+  for (size_t i = 0; i < G2Z_COUNT(begins); i++) {
+    snprintf(line, sizeof line, "  %s", begins[i]);
+    found = strstr(log, line);
+    if (found) g2z_page_text(page, "%.*s", (int)strcspn(found + 2, "\n"), found + 2);
+  }
+}
+
+/* A time of seconds, such as 1:02:03, 4:05 or 12.3 s. */
+static const char *g2zp_time_text(char out[G2ZP_CELL], double seconds) {
+  const long long whole = (long long)rint(fmin(fmax(seconds, 0), 1e15));
+  out[0] = 0;
+  if (isnan(seconds)) return out;
+  if (seconds < 60) {
+    g2zp_number_text(out, "%.1f", seconds);
+    strcat(out, " s");
+  } else if (whole < 3600) snprintf(out, G2ZP_CELL, "%lld:%02lld", whole / 60, whole % 60);
+  else
+    snprintf(out, G2ZP_CELL, "%lld:%02lld:%02lld", whole / 3600, whole / 60 % 60, whole % 60);
+  return out;
+}
+
+/* Puts what a reader looks for first: the best validation loss, the rate, the time, the result. */
+static void g2zp_page_figures(g2z_page *page, const g2zp_run *run) {
+  const g2zp_curves *c = &run->curves;
+  const char *const rate_at = "summary.mean_tokens_per_sec_global";
+  double rate = g2z_object_number(&run->metrics, rate_at);
+  double time_s = g2z_object_number(&run->metrics, "summary.total_wall_time_sec");
+  char cell[G2ZP_CELL], more[G2ZP_CELL], note[G2ZP_CELL], result[64], why[G2ZP_TEXT];
+  const size_t steps = c->count[G2ZP_STEPS];
+  if (c->count[G2ZP_VALIDATIONS]) {
+    const double loss = c->column[G2ZP_COLUMN_val_loss][c->best];
+    snprintf(note, sizeof note, "perplexity %.40s, step %.40s",
+             g2zp_number_text(cell, exp(loss) < 1e6 ? "%.2f" : NULL, exp(loss)),
+             g2zp_number_text(more, "%.0f", c->column[G2ZP_COLUMN_val_step][c->best]));
+    g2z_page_figure(page, "best validation loss", note, "%s",
+                    g2zp_number_text(cell, "%.4f", loss));
+  } else if (steps) {
+    g2z_page_figure(page, "loss of the last step", "no validation", "%s",
+                    g2zp_number_text(cell, "%.4f", c->column[G2ZP_COLUMN_loss][steps - 1]));
+  }
+  if (!run->metrics.text && steps) { /* no end: from the steps so far */
+    rate = c->column[G2ZP_COLUMN_tok_s][steps - 1];
+    time_s = c->column[G2ZP_COLUMN_time_s][steps - 1];
+  }
+  if (!isnan(rate)) g2z_page_figure(page, "tokens/s", "", "%s", g2zp_number_text(cell, NULL, rate));
+  if (steps) {
+    snprintf(note, sizeof note, "%.40s steps",
+             g2zp_number_text(more, "%.0f", c->column[G2ZP_COLUMN_step][steps - 1]));
+    g2z_page_figure(page, "time", note, "%s", g2zp_time_text(cell, time_s));
+  }
+  g2zp_run_result(run, result, why);
+  g2z_page_figure(page, "result", why, "%s", result);
+  if (c->count[G2ZP_LOST])
+    g2z_page_lead(page, "The loss was not a finite number %zu time%s, first at step %.0f.",
+                  c->count[G2ZP_LOST], G2Z_PLURAL(c->count[G2ZP_LOST]),
+                  c->column[G2ZP_COLUMN_lost_step][0]);
+}
+
+/* Puts facts from the files, progress, and values that never vary. */
+static void g2zp_page_settings(g2z_page *page, const g2zp_run *run) {
   const g2zp_curves *curves = &run->curves;
   const size_t steps = curves->count[G2ZP_STEPS], validations = curves->count[G2ZP_VALIDATIONS];
-  char reason[64], text[G2ZP_TEXT];
-
-  /* The head: the result, facts from the files, progress, and values that never vary. */
-  g2z_object_copy(&run->metrics, "shutdown.reason", reason, sizeof reason);
-  g2z_object_copy(&run->metrics, "shutdown.signal", text, sizeof text);
-  if (run->failure.text) {
-    g2z_object_copy(&run->failure, "sentence", text, sizeof text);
-    g2z_page_fact(page, "result", "failed: %s", *text ? text : "no reason recorded");
-  } else if (*reason) {
-    g2z_page_fact(page, "result", "%s%s%s", reason, *text ? ": " : "", text);
-  } else {
-    g2z_page_fact(page, "result", "no end recorded as of %s", g2z_utc_now().text);
-  }
+  char text[G2ZP_TEXT];
   for (const g2zp_fact *fact = g2zp_run_facts;
        fact < g2zp_run_facts + G2Z_COUNT(g2zp_run_facts); fact++) {
     const g2z_object *object = &run->metrics;
@@ -1572,9 +1849,17 @@ static void g2zp_run_page(g2z_page *page, const g2zp_run *run) {
     g2zp_page_number(page, "step of the best validation loss",
                      curves->column[G2ZP_COLUMN_val_step][curves->best]);
     g2zp_page_number(page, "last validation loss", loss);
-    g2zp_page_number(page, "perplexity", exp(loss));
+    g2zp_page_number(page, "last perplexity", exp(loss));
   }
   g2zp_page_curves(page, curves, 1);
+}
+
+static void g2zp_run_page(g2z_page *page, const g2zp_run *run) {
+  const g2zp_curves *curves = &run->curves;
+  g2zp_page_figures(page, run);
+  g2zp_page_next(page, run);
+  g2z_page_fold(page, "All settings and figures");
+  g2zp_page_settings(page, run);
   if (run->log) g2zp_page_resumes(page, run->log);
 
   g2z_page_heading(page, "Curves");
@@ -1599,22 +1884,19 @@ G2Z_API g2z_status g2z_report_run(g2z_services *services, const char *run_dir) {
   char title[300];
   g2zp_run run;
   g2z_page *page = NULL;
-  memset(&run, 0, sizeof run);
-  run.metrics.services = run.launcher.services = run.failure.services = services;
   if (slash && slash[1]) name = slash + 1;
   snprintf(title, sizeof title, "Run %.280s", name);
+  G2Z_TRY(g2zp_check_directory(services, run_dir));
   g2z_status status = g2zp_run_read(services, run_dir, &run);
+  if (status == G2Z_OK) status = g2zp_curves_read(services, run_dir, &run.curves);
+  if (status == G2Z_OK) status = g2zp_run_text(services, run_dir, "train.log", &run.log);
+  if (status == G2Z_OK) status = g2zp_run_text(services, run_dir, "sample.txt", &run.sample);
   if (status == G2Z_OK)
     status = g2z_page_create(services, g2z_path_in(run_dir, "report.html").text, title, &page);
   if (page) g2zp_run_page(page, &run);
   if (page) status = g2z_page_commit(page);
   g2z_page_free(page);
-  g2z_release(services, run.curves.column[0]);
-  g2z_release(services, run.sample);
-  g2z_release(services, run.log);
-  g2z_object_free(&run.metrics);
-  g2z_object_free(&run.launcher);
-  g2z_object_free(&run.failure);
+  g2zp_run_free(services, &run);
   return status;
 }
 
@@ -1935,7 +2217,8 @@ G2Z_API g2z_status g2z_results_create(g2z_services *services, g2z_results **out)
 
 G2Z_API void g2z_results_free(g2z_results *results) {
   if (!results) return;
-  for (size_t i = 0; i < results->run_count; i++) g2z_object_free(&results->runs[i]);
+  for (size_t i = 0; i < results->run_count; i++)
+    g2zp_run_free(results->services, &results->runs[i]);
   g2z_release(results->services, results->runs);
   g2z_release(results->services, results->reports);
   g2z_release(results->services, results);
@@ -1958,22 +2241,15 @@ static g2z_status g2zp_results_entry(g2z_results *results, const char *directory
   g2z_services *services = results->services;
   struct dirent **entries;
   struct stat info;
-  if (strcmp(name, "training_metrics.json") == 0) {
+  int ended = 0;
+  if (strcmp(name, "metrics.jsonl") == 0)
+    G2Z_TRY(g2z_is_there(services, g2z_path_in(directory, "training_metrics.json").text, &ended));
+  if (strcmp(name, "training_metrics.json") == 0 ||
+      (strcmp(name, "metrics.jsonl") == 0 && !ended)) {
     G2Z_TRY(G2Z_GROW(services, &results->runs, &results->run_capacity, results->run_count,
                      results->run_count + 1));
-    g2z_object *run = &results->runs[results->run_count++]; /* freed after a failure, too */
-    G2Z_TRY(g2zp_read_run(services, directory, run));
-    *strrchr(run->path, '/') = 0;
-    return G2Z_OK;
-  }
-  if (strcmp(name, "metrics.jsonl") == 0) {
-    int ended;
-    G2Z_TRY(g2z_is_there(services, g2z_path_in(directory, "training_metrics.json").text, &ended));
-    if (ended) return G2Z_OK;
-    results->left_out++;
-    g2z_log(services, G2Z_LOG_WARNING, "%.600s is left out, since this run has not ended: it has "
-            "no training_metrics.json", directory);
-    return G2Z_OK;
+    g2zp_run *run = &results->runs[results->run_count++]; /* freed after a failure, too */
+    return g2zp_run_read(services, directory, run);
   }
   if (results->show && fnmatch("*_report.json", name, 0) == 0) {
     G2Z_TRY(G2Z_GROW(services, &results->reports, &results->report_capacity,
@@ -1997,50 +2273,60 @@ static g2z_status g2zp_results_entry(g2z_results *results, const char *directory
 }
 
 G2Z_API g2z_status g2z_results_add(g2z_results *results, const char *directory) {
-  const size_t before = results->report_count + results->run_count + results->left_out;
+  const size_t before = results->report_count + results->run_count;
   G2Z_TRY(g2zp_results_entry(results, directory, "", 3));
-  if (results->report_count + results->run_count + results->left_out > before) return G2Z_OK;
+  if (results->report_count + results->run_count > before) return G2Z_OK;
   return g2z_fail(results->services, G2Z_FORMAT, "%.600s and the directories in it hold no "
-                  "NAME_report.json and no training_metrics.json, which a run writes when it ends: "
-                  "name a directory that bench or train --run-dir wrote", directory);
+                  "NAME_report.json and no metrics.jsonl: name a directory that bench or train "
+                  "--run-dir wrote", directory);
 }
 
-/* Puts the facts that have one of these `uses`. Facts that are equal in all runs come first; the
- * others are the columns of a table with one row per run. A single run has all its facts in the
- * table. */
-static void g2zp_page_runs(g2z_page *page, const g2z_object *runs, size_t count, int uses) {
+/* 1: the fact has the same text in all runs that have ended, in `text`. */
+static int g2zp_alike(const g2zp_run *runs, size_t count, const g2zp_fact *fact,
+                      char text[G2ZP_CELL]) {
+  char cell[G2ZP_CELL];
+  int ended = 0;
+  text[0] = 0;
+  for (const g2zp_run *run = runs; run < runs + count; run++) {
+    if (!run->metrics.text) continue;
+    g2zp_object_cell(cell, &run->metrics, fact);
+    if (ended++ && strcmp(cell, text) != 0) return 0;
+    snprintf(text, G2ZP_CELL, "%s", cell);
+  }
+  return 1;
+}
+
+/* Puts a table of the facts that have one of these `uses` and differ, with one row per run. */
+static void g2zp_page_differing(g2z_page *page, const g2zp_run *runs, size_t count, int uses) {
   const char *headers[1 + G2Z_COUNT(g2zp_run_facts)] = {"run"};
   const g2zp_fact *shown[G2Z_COUNT(g2zp_run_facts)];
-  char cell[G2ZP_CELL], first[G2ZP_CELL];
+  char cell[G2ZP_CELL];
   int used = 0;
   for (const g2zp_fact *fact = g2zp_run_facts;
        fact < g2zp_run_facts + G2Z_COUNT(g2zp_run_facts); fact++) {
-    if (!(fact->uses & uses)) continue;
-    int differs = g2zp_object_cell(first, &runs[0], fact)[0] && count == 1;
-    for (size_t r = 1; r < count && !differs; r++)
-      differs = strcmp(g2zp_object_cell(cell, &runs[r], fact), first) != 0;
-    if (!differs && first[0]) g2z_page_fact(page, fact->name, "%s", first);
-    if (!differs) continue;
+    if (!(fact->uses & uses) || g2zp_alike(runs, count, fact, cell)) continue;
     shown[used++] = fact;
     headers[used] = fact->name;
   }
+  if (!used) return;
   g2z_page_table(page, 1 + used, headers);
   for (size_t r = 0; r < count; r++) {
-    g2z_page_cell(page, "%s", runs[r].path);
+    g2z_page_cell(page, "%s", runs[r].name);
     for (int c = 0; c < used; c++)
-      g2z_page_cell(page, "%s", g2zp_object_cell(cell, &runs[r], shown[c]));
+      g2z_page_cell(page, "%s", g2zp_object_cell(cell, &runs[r].metrics, shown[c]));
   }
 }
 
 /* Puts the flags of each run, except --run-dir and the flags that all runs with a known command
  * line share. */
-static g2z_status g2zp_page_flags(g2z_page *page, const g2z_object *runs, size_t count) {
+static g2z_status g2zp_page_flags(g2z_page *page, const g2zp_run *runs, size_t count) {
   char (*command)[G2ZP_TEXT], flag[G2ZP_TEXT], flags[2048];
-  int headed = 0;
   size_t commands = 0;
   G2Z_TRY(G2Z_NEW(page->services, count, &command));
   for (size_t r = 0; r < count; r++) {
-    g2z_object_copy(&runs[r], "command_line", command[r], sizeof command[r]);
+    g2z_object_copy(&runs[r].launcher, "command_line", command[r], sizeof command[r]);
+    if (!*command[r])
+      g2z_object_copy(&runs[r].metrics, "command_line", command[r], sizeof command[r]);
     commands += *command[r] != 0;
   }
   for (size_t r = 0; r < count; r++) {
@@ -2056,21 +2342,23 @@ static g2z_status g2zp_page_flags(g2z_page *page, const g2z_object *runs, size_t
       if (have < commands && strncmp(flag, " --run-dir", 10) != 0)
         strncat(flags, flag, sizeof flags - 1 - strlen(flags));
     }
-    if (flags[0] && !headed++) g2z_page_heading(page, "Flags that differ");
-    if (flags[0]) g2z_page_fact(page, runs[r].path, "%s", flags + 1);
+    if (flags[0]) g2z_page_fact(page, runs[r].name, "%s", flags + 1);
   }
   g2z_release(page->services, command);
   return G2Z_OK;
 }
 
 /* The lowest validation loss; NaN: there was no validation. */
-static double g2zp_best(const g2z_object *run, const g2zp_curves *c) {
-  if (!c->count[G2ZP_VALIDATIONS]) return g2z_object_number(run, "summary.best_val_loss");
+static double g2zp_best(const g2zp_run *run) {
+  const g2zp_curves *c = &run->curves;
+  if (!c->count[G2ZP_VALIDATIONS])
+    return g2z_object_number(&run->metrics, "summary.best_val_loss");
   return c->column[G2ZP_COLUMN_val_loss][c->best];
 }
 
-/* A figure of the validation c->reached; NaN: no validation reached the level. */
-static double g2zp_reached(const g2zp_curves *c, int column) {
+/* A figure of the validation that reached the level; NaN: none did. */
+static double g2zp_reached(const g2zp_run *run, int column) {
+  const g2zp_curves *c = &run->curves;
   if (c->reached >= c->count[G2ZP_VALIDATIONS]) return NAN;
   return c->column[column][c->reached];
 }
@@ -2080,15 +2368,43 @@ static double g2zp_reached(const g2zp_curves *c, int column) {
  * have no common measure. */
 typedef enum g2zp_measure { G2ZP_LOSS, G2ZP_BITS, G2ZP_NO_MEASURE } g2zp_measure;
 
+typedef struct g2zp_comparison {
+  g2zp_run *runs;
+  size_t count, validated;           /* all runs; runs with a validation */
+  g2zp_measure measure;
+  double target;                     /* --target-loss; NaN: none, or two runs differ */
+  size_t on_target;                  /* number of runs that reached it */
+  double level;                      /* steps, tokens and seconds are counted up to this value of
+                                      * the measure; NaN: nothing to compare */
+  int by_target;                     /* 1: the level is the target */
+  const g2zp_run *best;              /* the lowest value; NULL: nothing to compare */
+  const g2zp_run *base;              /* relative figures compare with it; NULL: there are none */
+} g2zp_comparison;
+
+static const struct {
+  const char *name, *names, *format;
+  int column;
+} g2zp_spent[3] = {{"relative steps", "steps", "%.0f", G2ZP_COLUMN_val_step},
+                   {"relative tokens", "tokens", "%.0f", G2ZP_COLUMN_val_tokens},
+                   {"relative seconds", "seconds", "%.2f", G2ZP_COLUMN_val_time_s}};
+
+/* The fact of a run. A run that has not ended knows its validation tokens from metrics.jsonl. */
+static const char *g2zp_run_cell(char text[G2ZP_CELL], const g2zp_run *run, const g2zp_fact *fact) {
+  if (!run->metrics.text && strcmp(fact->at, "validation.set") == 0) {
+    snprintf(text, G2ZP_CELL, "%s", run->curves.val_set);
+    return text;
+  }
+  return g2zp_object_cell(text, &run->metrics, fact);
+}
+
 /* 0: two runs that have validated differ in this fact. *known 1: each run that has validated has
  * the fact. */
-static int g2zp_same(const g2z_object *runs, const g2zp_curves *curves, size_t count,
-                     const g2zp_fact *fact, int *known) {
+static int g2zp_same(const g2zp_comparison *m, const g2zp_fact *fact, int *known) {
   char first[G2ZP_CELL] = "", text[G2ZP_CELL];
   *known = 1;
-  for (size_t r = 0; r < count; r++) {
-    if (isnan(g2zp_best(&runs[r], &curves[r]))) continue;
-    const char *cell = g2zp_object_cell(text, &runs[r], fact);
+  for (const g2zp_run *run = m->runs; run < m->runs + m->count; run++) {
+    if (isnan(g2zp_best(run))) continue;
+    const char *cell = g2zp_run_cell(text, run, fact);
     if (*first && *cell && strcmp(first, cell) != 0) return 0;
     if (*cell) snprintf(first, sizeof first, "%s", cell);
     else *known = 0;
@@ -2096,143 +2412,240 @@ static int g2zp_same(const g2z_object *runs, const g2zp_curves *curves, size_t c
   return 1;
 }
 
-/* Finds the common measure of the runs, and fills val_measure. If losses are not comparable, puts a
- * text that states why, and a table of the facts that matter. */
-static g2zp_measure g2zp_page_measure(g2z_page *page, const g2z_object *runs, g2zp_curves *curves,
-                                      size_t count, size_t validated) {
+/* Finds the common measure of the runs, and fills val_measure. */
+static void g2zp_compare_measure(g2zp_comparison *m) {
   static const g2zp_fact set = {"", "validation.set", NULL, NULL, 1, 0};
   static const g2zp_fact text = {"", "validation.text_hash", NULL, NULL, 1, 0};
-  const char *comma = "since the runs differ in: ";
-  char why[300] = "";
   int known;
-  g2zp_measure measure = G2ZP_NO_MEASURE;
-  if (validated < 2 || (g2zp_same(runs, curves, count, &set, &known) && known)) measure = G2ZP_LOSS;
-  else if (g2zp_same(runs, curves, count, &text, &known) && known) measure = G2ZP_BITS;
-  for (size_t r = 0; r < count; r++) {
-    g2zp_curves *c = &curves[r];
+  m->measure = G2ZP_NO_MEASURE;
+  if (m->validated < 2 || (g2zp_same(m, &set, &known) && known)) m->measure = G2ZP_LOSS;
+  else if (g2zp_same(m, &text, &known) && known) m->measure = G2ZP_BITS;
+  for (size_t r = 0; r < m->count; r++) {
+    g2zp_curves *c = &m->runs[r].curves;
     c->per_nat = 1;
-    if (measure == G2ZP_BITS)
-      c->per_nat = g2z_object_number(&runs[r], "validation.tokens") /
-                   (g2z_object_number(&runs[r], "validation.bytes") * log(2.0));
+    if (m->measure == G2ZP_BITS)
+      c->per_nat = g2z_object_number(&m->runs[r].metrics, "validation.tokens") /
+                   (g2z_object_number(&m->runs[r].metrics, "validation.bytes") * log(2.0));
     for (size_t i = 0; i < c->count[G2ZP_VALIDATIONS]; i++) {
       double value = NAN;
       if (i >= c->first) value = c->column[G2ZP_COLUMN_val_loss][i] * c->per_nat;
       c->column[G2ZP_COLUMN_val_measure][i] = value;
     }
   }
-  if (measure == G2ZP_LOSS) return measure;
+}
+
+/* The best value of the measure. */
+static double g2zp_value(const g2zp_run *run) { return g2zp_best(run) * run->curves.per_nat; }
+
+/* Finds each run's first validation at the level. */
+static void g2zp_compare_reached(g2zp_comparison *m) {
+  for (size_t r = 0; r < m->count; r++) {
+    g2zp_curves *c = &m->runs[r].curves;
+    if (c->reached < c->first) c->reached = c->first;
+    while (c->reached < c->count[G2ZP_VALIDATIONS] &&
+           !(c->column[G2ZP_COLUMN_val_measure][c->reached] <= m->level)) c->reached++;
+  }
+}
+
+/* Compares the runs. The level is --target-loss if losses are the measure, all targets are equal,
+ * and at least two runs reached it. Else it is the highest of the best values of complete runs,
+ * which all of them reached; if fewer than two runs are complete, of all runs. */
+static void g2zp_compare(g2zp_comparison *m) {
+  int targets = 1;                   /* 0: two targets differ */
+  size_t complete = 0;               /* complete runs with a validation */
+  char result[64], why[G2ZP_TEXT];
+  m->target = m->level = NAN;
+  for (size_t r = 0; r < m->count; r++) {
+    const double own = g2z_object_number(&m->runs[r].metrics, "summary.target_loss");
+    if (own < m->target || own > m->target) targets = 0;
+    if (!isnan(own)) m->target = own;
+    if (isnan(g2zp_best(&m->runs[r]))) continue;
+    m->validated++;
+    complete += (size_t)g2zp_run_result(&m->runs[r], result, why);
+  }
+  g2zp_compare_measure(m);
+  if (!targets || m->measure != G2ZP_LOSS) m->target = NAN;
+  if (m->measure == G2ZP_NO_MEASURE) return;
+  for (size_t r = 0; r < m->count; r++) {
+    m->on_target += g2zp_best(&m->runs[r]) <= m->target;
+    if (m->validated < 2) continue;
+    if (complete < 2 || g2zp_run_result(&m->runs[r], result, why))
+      m->level = fmax(m->level, g2zp_value(&m->runs[r])); /* ignores NaN */
+  }
+  m->by_target = m->on_target > 1;
+  if (m->by_target) m->level = m->target;
+  g2zp_compare_reached(m);
+  for (const g2zp_run *run = m->runs; run < m->runs + m->count && m->validated > 1; run++)
+    if (!m->best || g2zp_value(run) < g2zp_value(m->best) || isnan(g2zp_value(m->best)))
+      m->best = run;
+  for (const g2zp_run *run = m->runs; run < m->runs + m->count && m->best; run++)
+    if (run != m->best && !isnan(g2zp_reached(run, G2ZP_COLUMN_val_step)) &&
+        (!m->base || g2zp_value(run) > g2zp_value(m->base)))
+      m->base = run;
+}
+
+/* Puts why losses are not compared, and a table of the facts that matter. */
+static void g2zp_page_why(g2z_page *page, const g2zp_comparison *m) {
+  const char *comma = "since the runs differ in: ";
+  char why[300] = "";
+  int known;
   for (const g2zp_fact *fact = g2zp_run_facts;
        fact < g2zp_run_facts + G2Z_COUNT(g2zp_run_facts); fact++) {
-    if (!(fact->uses & G2ZP_OF_LOSS)) continue;
-    if (g2zp_same(runs, curves, count, fact, &known)) continue;
+    if (!(fact->uses & G2ZP_OF_LOSS) || g2zp_same(m, fact, &known)) continue;
     snprintf(why + strlen(why), sizeof why - strlen(why), "%s%s", comma, fact->name);
     comma = ", ";
   }
   if (!*why)
     snprintf(why, sizeof why, "since it is not known which tokens they were measured over");
-  if (measure == G2ZP_BITS)
+  if (m->measure == G2ZP_BITS)
     g2z_page_text(page, "Losses are not compared, %s. Bits per byte are compared: all runs "
-                  "validated on the same text. A run's tokens are those of its own vocabulary.",
+                  "validated on the same text. A run counts tokens of its own vocabulary.",
                   why);
   else
-    g2z_page_text(page, "Losses are not compared, %s. Nor are bits per byte, since the text is not "
+    g2z_page_lead(page, "Losses are not compared, %s. Nor are bits per byte, since the text is not "
                   "the same or not known. To compare the weights, score one text with each: "
                   "./train --init-from RUN_DIR/weights --eval TEXT", why);
-  g2zp_page_runs(page, runs, count, G2ZP_OF_LOSS | G2ZP_OF_TEXT);
-  return measure;
+  g2zp_page_differing(page, m->runs, m->count, G2ZP_OF_LOSS | G2ZP_OF_TEXT);
+}
+
+/* Puts which run is better: by how much, at which loss, and in how much of the steps, tokens and
+ * seconds. */
+static void g2zp_page_better(g2z_page *page, const g2zp_comparison *m) {
+  const char *const what = m->measure == G2ZP_BITS ? "bits per byte" : "loss";
+  const char *const best = m->best->name;
+  const g2zp_run *next = NULL;       /* the second best */
+  char level[G2ZP_CELL], own[G2ZP_CELL], lower[G2ZP_CELL], cell[G2ZP_CELL];
+  char shares[400] = "", dearer[100] = "", verdict[700], last[700];
+  int known = 0;                     /* number of known shares; `dearer` names those above 1 */
+  for (const g2zp_run *run = m->runs; run < m->runs + m->count; run++)
+    if (run != m->best && !isnan(g2zp_value(run)) &&
+        (!next || g2zp_value(run) < g2zp_value(next))) next = run;
+  for (int i = 0; i < 3 && m->base; i++) {
+    const char *name = g2zp_spent[i].names, *joint = "", *of = "of";
+    const double share = g2zp_reached(m->best, g2zp_spent[i].column) /
+                         g2zp_reached(m->base, g2zp_spent[i].column);
+    if (!isfinite(share)) continue;
+    if (known++) joint = i == 2 ? " and " : ", ";
+    if (share > 1.005) {
+      of = "times";
+      snprintf(dearer + strlen(dearer), 30, "%s%s", *dearer ? " and " : "", name);
+    }
+    snprintf(shares + strlen(shares), 100, "%s%.40s %s the %s", joint,
+             g2zp_number_text(cell, "%.2f", share), of, name);
+  }
+  g2zp_number_text(level, "%.4f", m->level);
+  g2zp_number_text(own, "%.4f", g2zp_value(m->best));
+  const double by = g2zp_value(next) - g2zp_value(m->best);
+  const char *reaches = "it";
+  snprintf(last, sizeof last, "Its own best is %s, %s lower than %.200s's.", own,
+           g2zp_number_text(lower, "%.4f", by), next->name);
+  if (by < 5e-5) {
+    snprintf(verdict, sizeof verdict, "%.200s and %.200s are equally good", best, next->name);
+    snprintf(last, sizeof last, "The best of both is %s.", own);
+    reaches = best;
+  } else if (*dearer) {
+    snprintf(verdict, sizeof verdict, "%.200s gets the lowest %s, but takes more %s than %.200s",
+             best, what, dearer, m->base->name);
+  } else if (m->validated > 2) {
+    snprintf(verdict, sizeof verdict, "%.200s is the best of %zu runs", best, m->validated);
+  } else {
+    snprintf(verdict, sizeof verdict, "%.200s is better than %.200s", best, next->name);
+  }
+  if (!known)
+    g2z_page_lead(page, "%s. %s Steps, tokens and seconds are not compared, as a run has no "
+                  "metrics.jsonl, or began from another run's checkpoint.", verdict, last);
+  else if (m->by_target)
+    g2z_page_lead(page, "%s: %.200s reaches the target loss, %s, in %s of %.200s. %s", verdict,
+                  reaches, level, shares, m->base->name, last);
+  else
+    g2z_page_lead(page, "%s: %.200s reaches the best %s of %.200s, %s, in %s. %s", verdict, reaches,
+                  what, m->base->name, level, shares, last);
+}
+
+/* Puts the answer of the page: which run is better, then what limits this answer. */
+static void g2zp_page_verdict(g2z_page *page, const g2zp_comparison *m) {
+  char result[64], why[G2ZP_TEXT], cell[G2ZP_CELL];
+  const g2zp_run *run, *end = m->runs + m->count;
+  if (m->best) g2zp_page_better(page, m);
+  else if (m->validated < 2)
+    g2z_page_lead(page, "There is nothing to compare: %s validation loss. To get one, add --val to "
+                  "train.", m->validated ? "only one run has a" : "no run has a");
+  if (m->measure != G2ZP_LOSS) g2zp_page_why(page, m);
+  g2zp_number_text(cell, "%.4f", m->target);
+  if (*cell && !m->on_target) g2z_page_text(page, "No run reached the target loss, %s.", cell);
+  for (run = m->runs; run < end && m->on_target == 1; run++)
+    if (g2zp_best(run) <= m->target)
+      g2z_page_text(page, "Only %s reached the target loss, %s.", run->name, cell);
+  for (run = m->runs; run < end; run++) {
+    if (g2zp_run_result(run, result, why)) continue;
+    const size_t steps = run->curves.count[G2ZP_STEPS];
+    double last = 0;
+    if (steps) last = run->curves.column[G2ZP_COLUMN_step][steps - 1];
+    g2z_page_text(page, "%s is not complete: %s%s%s. It has %s steps.", run->name, result,
+                  *why ? ", " : "", why, g2zp_number_text(cell, "%.0f", last));
+  }
 }
 
 /* Puts a table of validation losses, and of the steps, tokens and seconds until each run reached
- * one level of the common measure. The level is --target-loss if losses are the measure and all
- * targets are equal. Else it is the highest of the runs' best values: every run reached it. Returns
- * the level; NaN: nothing to compare. */
-static double g2zp_page_validations(g2z_page *page, const g2z_object *runs, g2zp_curves *curves,
-                                    size_t count, g2zp_measure *measure) {
+ * the level. Relative figures come first: a narrow screen shows them. */
+static void g2zp_page_validations(g2z_page *page, const g2zp_comparison *m) {
   static const char *const bits_at = "summary.best_val_bits_per_byte";
-  static const struct {
-    int column;
-    const char *format;
-  } spent[3] = {{G2ZP_COLUMN_val_step, "%.0f"}, {G2ZP_COLUMN_val_tokens, "%.0f"},
-                {G2ZP_COLUMN_val_time_s, "%.2f"}};
-  const char *headers[] = {"run", "last loss", "best loss", "best step", "best bits per byte",
-                           "steps", "relative steps", "tokens", "relative tokens", "seconds",
-                           "relative seconds"};
-  double level = NAN, target = NAN, most[3] = {NAN, NAN, NAN};
-  const char *slowest = NULL;        /* the run that needed most steps; `most` has its figures */
-  size_t validated = 0;
-  int by_target = 1;                 /* 0: no run has a target, or two targets differ */
-  int columns = 4;                   /* columns of the table; `bits` and `slowest` add more */
-  int bits = 0;                      /* 1: at least one run has bits per byte */
-  char cell[G2ZP_CELL];
-  for (size_t r = 0; r < count; r++) {
-    const double own = g2z_object_number(&runs[r], "summary.target_loss");
-    if (own < target || own > target) by_target = 0;
-    if (!isnan(own)) target = own;
-    validated += !isnan(g2zp_best(&runs[r], &curves[r]));
-    bits |= !isnan(g2z_object_number(&runs[r], bits_at));
+  const char *headers[13] = {"run"};
+  int columns = 1, bits = 0, incomplete = 0;
+  char cell[G2ZP_CELL], result[64], why[G2ZP_TEXT];
+  const g2zp_run *run, *end = m->runs + m->count;
+  if (!m->validated) return;
+  for (run = m->runs; run < end; run++) {
+    bits |= !isnan(g2z_object_number(&run->metrics, bits_at));
+    incomplete |= !g2zp_run_result(run, result, why);
   }
-  if (!validated) return NAN;
   g2z_page_heading(page, "Validation");
-  *measure = g2zp_page_measure(page, runs, curves, count, validated);
-  if (isnan(target) || *measure != G2ZP_LOSS) by_target = 0;
-  for (size_t r = 0; r < count && validated > 1; r++) /* fmax ignores NaN */
-    level = fmax(level, g2zp_best(&runs[r], &curves[r]) * curves[r].per_nat);
-  if (by_target) level = target;
-  if (*measure == G2ZP_NO_MEASURE) level = NAN;
-  for (size_t r = 0; r < count; r++) {
-    g2zp_curves *c = &curves[r];
-    if (c->reached < c->first) c->reached = c->first;
-    while (c->reached < c->count[G2ZP_VALIDATIONS] &&
-           !(c->column[G2ZP_COLUMN_val_measure][c->reached] <= level)) c->reached++;
-    if (slowest && !(g2zp_reached(c, G2ZP_COLUMN_val_step) > most[0])) continue;
-    for (int m = 0; m < 3; m++) most[m] = g2zp_reached(c, spent[m].column);
-    if (!isnan(most[0])) slowest = runs[r].path;
-  }
-  g2zp_number_text(cell, "%.4f", level);
-  if (slowest) {
-    const char *what = "a loss", *why = "the highest of the best losses";
-    if (by_target) why = "the target";
-    if (*measure == G2ZP_BITS) {
-      what = "bits per byte";
-      why = "the highest of the best";
-    }
-    g2z_page_text(page, "The table counts steps, tokens and seconds of training, except for runs "
-                        "that began from another run's checkpoint. Counting ends at the first "
-                        "validation with %s of at most %s, %s. Relative figures compare with %s: "
-                        "no run needed more steps.", what, cell, why, slowest);
-    columns += 2 * (int)G2Z_COUNT(spent);
-  } else if (by_target) {
-    g2z_page_text(page, "No run reached the target loss, %s.", cell);
-  }
-  if (!bits) memmove(headers + 4, headers + 5, 6 * sizeof *headers);
-  g2z_page_table(page, columns + bits, headers);
-  for (size_t r = 0; r < count; r++) {
-    const g2zp_curves *c = &curves[r];
+  for (int i = 0; i < 3 && m->base; i++) headers[columns++] = g2zp_spent[i].name;
+  headers[columns++] = "best loss";
+  if (bits) headers[columns++] = "best bits per byte";
+  headers[columns++] = "best step";
+  headers[columns++] = "last loss";
+  for (int i = 0; i < 3 && m->base; i++) headers[columns++] = g2zp_spent[i].names;
+  if (incomplete) headers[columns++] = "result";
+  g2z_page_table(page, columns, headers);
+  for (run = m->runs; run < end; run++) {
+    const g2zp_curves *c = &run->curves;
     const size_t all = c->count[G2ZP_VALIDATIONS];
     double last_loss = NAN, best_step = NAN;
     if (all) {
       last_loss = c->column[G2ZP_COLUMN_val_loss][all - 1];
       best_step = c->column[G2ZP_COLUMN_val_step][c->best];
     }
-    g2z_page_cell(page, "%s", runs[r].path);
-    g2z_page_cell(page, "%s", g2zp_number_text(cell, "%.4f", last_loss));
-    g2z_page_cell(page, "%s", g2zp_number_text(cell, "%.4f", g2zp_best(&runs[r], c)));
-    g2z_page_cell(page, "%s", g2zp_number_text(cell, "%.0f", best_step));
-    const double best_bits = g2z_object_number(&runs[r], bits_at);
-    if (bits) g2z_page_cell(page, "%s", g2zp_number_text(cell, "%.4f", best_bits));
-    for (int m = 0; m < 3 && slowest; m++) {
-      const double value = g2zp_reached(c, spent[m].column);
-      g2z_page_cell(page, "%s", g2zp_number_text(cell, spent[m].format, value));
-      g2z_page_cell(page, "%s", g2zp_number_text(cell, "%.2f", value / most[m]));
+    g2z_page_cell(page, "%s", run->name);
+    for (int i = 0; i < 3 && m->base; i++) {
+      const double share = g2zp_reached(run, g2zp_spent[i].column) /
+                           g2zp_reached(m->base, g2zp_spent[i].column);
+      g2z_page_cell(page, "%s", g2zp_number_text(cell, "%.2f", share));
     }
+    g2z_page_cell(page, "%s", g2zp_number_text(cell, "%.4f", g2zp_best(run)));
+    const double best_bits = g2z_object_number(&run->metrics, bits_at);
+    if (bits) g2z_page_cell(page, "%s", g2zp_number_text(cell, "%.4f", best_bits));
+    g2z_page_cell(page, "%s", g2zp_number_text(cell, "%.0f", best_step));
+    g2z_page_cell(page, "%s", g2zp_number_text(cell, "%.4f", last_loss));
+    for (int i = 0; i < 3 && m->base; i++)
+      g2z_page_cell(page, "%s", g2zp_number_text(cell, g2zp_spent[i].format,
+                                                 g2zp_reached(run, g2zp_spent[i].column)));
+    g2zp_run_result(run, result, why);
+    if (incomplete) g2z_page_cell(page, "%s", result);
   }
-  return level;
+  if (!m->base) return;
+  g2z_page_text(page, "Steps, tokens and seconds of training are counted up to the first "
+                "validation with %s of at most %s, %s. Relative figures compare with %s. A run "
+                "that began from another run's checkpoint has none.",
+                m->measure == G2ZP_BITS ? "bits per byte" : "a loss",
+                g2zp_number_text(cell, "%.4f", m->level),
+                m->by_target ? "the target" : "the highest of the best values of complete runs",
+                m->base->name);
 }
 
-/* Puts charts with one curve per run, for as many runs as a chart can show. Unless `level` is NaN,
- * a dashed line marks it. */
-static void g2zp_page_compared(g2z_page *page, const g2z_object *runs, const g2zp_curves *curves,
-                               size_t count, double level, g2zp_measure measure) {
+/* Puts charts with one curve per run, for as many runs as a chart can show. Unless the level is
+ * NaN, a dashed line marks it. */
+static void g2zp_page_compared(g2z_page *page, const g2zp_comparison *m) {
 #define X(name) G2ZP_COLUMN_##name
   static const struct {
     const char *over, *x_name;
@@ -2243,20 +2656,25 @@ static void g2zp_page_compared(g2z_page *page, const g2z_object *runs, const g2z
                 {"steps", "step", X(step), X(smooth)},
                 {"tokens", "tokens", X(tokens), X(smooth)},
                 {"time", "seconds of training", X(time_s), X(smooth)}};
-  const char *const name = measure == G2ZP_BITS ? "bits per byte" : "loss";
-  const double levels[2] = {level, level};
-  char cell[G2ZP_CELL], level_name[G2ZP_CELL + 16], title[64];
+  const char *const name = m->measure == G2ZP_BITS ? "bits per byte" : "loss";
+  const double levels[2] = {m->level, m->level};
+  char cell[G2ZP_CELL], level_name[G2ZP_CELL + 16], title[64], result[64], why[G2ZP_TEXT];
+  g2z_axis axis = G2Z_AXIS_AUTO;
   int headed = 0;
-  snprintf(level_name, sizeof level_name, "%s %s", name, g2zp_number_text(cell, "%.4f", level));
+  for (const g2zp_run *run = m->runs; run < m->runs + m->count; run++) {
+    g2zp_run_result(run, result, why); /* a diverged run's losses would flatten the others */
+    if (strcmp(result, "diverged") == 0) axis = G2Z_AXIS_LOG;
+  }
+  snprintf(level_name, sizeof level_name, "%s %s", name, g2zp_number_text(cell, "%.4f", m->level));
   for (size_t n = 0; n < G2Z_COUNT(charts); n++) {
     g2z_series series[G2Z_CHART_SERIES];
     const int validation = charts[n].y == X(val_measure);
     const char *about = "nats per token of the run's own data, smoothed";
     double ends[2] = {INFINITY, -INFINITY};
     int used = 0;
-    for (size_t r = 0; r < count && used < G2Z_CHART_SERIES - 1; r++) {
-      const g2zp_curves *c = &curves[r];
-      const char *run = runs[r].path;
+    for (size_t r = 0; r < m->count && used < G2Z_CHART_SERIES - 1; r++) {
+      const g2zp_curves *c = &m->runs[r].curves;
+      const char *run = m->runs[r].name;
       int column = charts[n].y;
       g2z_series *s = &series[used];
       if (!c->column[0]) continue; /* no metrics.jsonl */
@@ -2270,7 +2688,7 @@ static void g2zp_page_compared(g2z_page *page, const g2z_object *runs, const g2z
       ends[0] = fmin(ends[0], s->x[0]);
       ends[1] = fmax(ends[1], s->x[s->count - 1]);
     }
-    if (validation && !isnan(level)) {
+    if (validation && !isnan(m->level)) {
       const g2z_series line = {level_name, ends, levels, NULL, NULL, 2, G2Z_MARK_DASHED};
       series[used++] = line;
     }
@@ -2278,14 +2696,14 @@ static void g2zp_page_compared(g2z_page *page, const g2z_object *runs, const g2z
     if (validation) {
       snprintf(title, sizeof title, "Validation %s over %s", name, charts[n].over);
       about = "nats per token";
-      if (measure == G2ZP_BITS) about = "of the same text";
-      if (measure == G2ZP_NO_MEASURE) about = "nats per token; not comparable";
+      if (m->measure == G2ZP_BITS) about = "of the same text";
+      if (m->measure == G2ZP_NO_MEASURE) about = "nats per token; not comparable";
     }
     const g2z_chart chart = {title, about, charts[n].x_name, NULL, series, used, G2Z_AXIS_AUTO,
-                             G2Z_AXIS_AUTO};
+                             axis};
     if (!(ends[0] <= ends[1])) continue; /* no values */
     if (!headed) g2z_page_heading(page, "Curves");
-    if (!headed && count > G2Z_CHART_SERIES - 1)
+    if (!headed && m->count > G2Z_CHART_SERIES - 1)
       g2z_page_text(page, "The charts show the first %d runs.", G2Z_CHART_SERIES - 1);
     headed = 1;
     g2z_page_chart(page, &chart);
@@ -2293,43 +2711,79 @@ static void g2zp_page_compared(g2z_page *page, const g2z_object *runs, const g2z
 #undef X
 }
 
-G2Z_API g2z_status g2z_results_page(const g2z_results *results, const char *path) {
-  const size_t count = results->run_count;
-  const char *title = "Runs compared";
-  if (count == 1) title = "A run";
-  if (results->report_count) title = "Experiments and runs";
-  if (!count) title = "Experiments";
-  g2z_page *page = NULL;
-  g2zp_curves *curves;
-  g2z_status status = G2Z_NEW(results->services, count, &curves);
-  if (status == G2Z_OK) status = g2z_page_create(results->services, path, title, &page);
-  if (status == G2Z_OK) {
-    if (results->report_count) g2z_page_fact(page, "experiments", "%zu", results->report_count);
-    if (count) g2z_page_fact(page, "runs", "%zu", count);
-    g2z_page_fact(page, "created", "%s", g2z_utc_now().text);
+/* Puts what differs between the runs, and folded, what they share. */
+static g2z_status g2zp_page_settings_of(g2z_page *page, const g2zp_comparison *m) {
+  char cell[G2ZP_CELL], title[64];
+  int alike = 0;
+  if (m->count > 1) {
+    g2z_page_heading(page, "What differs");
+    g2zp_page_differing(page, m->runs, m->count, G2ZP_COMPARED);
+    G2Z_TRY(g2zp_page_flags(page, m->runs, m->count));
   }
+  for (int put = 0; put < 2; put++) {
+    if (put) {
+      snprintf(title, sizeof title, "%d settings and figures%s", alike,
+               m->count > 1 ? " that are equal" : "");
+      g2z_page_fold(page, title);
+      g2z_page_fact(page, "created", "%s", g2z_utc_now().text);
+    }
+    for (const g2zp_fact *fact = g2zp_run_facts;
+         fact < g2zp_run_facts + G2Z_COUNT(g2zp_run_facts); fact++) {
+      if (!(fact->uses & G2ZP_COMPARED) || !g2zp_alike(m->runs, m->count, fact, cell)) continue;
+      if (!*cell) continue;
+      alike++;
+      if (put) g2z_page_fact(page, fact->name, "%s", cell);
+    }
+  }
+  g2z_page_text(page, "Read from each training_metrics.json. Tokens/s includes the first steps, "
+                      "which experiments leave out as warm-up. Step times are from the last "
+                      "epoch. Settings and flags are those of a run's last start.");
+  return G2Z_OK;
+}
+
+/* Names the runs by what follows the directories that all of them share. */
+static void g2zp_name_runs(g2zp_run *runs, size_t count) {
+  size_t shared = SIZE_MAX;          /* number of bytes, up to a slash */
+  for (size_t r = 0; r < count; r++) {
+    size_t alike = 0, slash = 0;
+    for (const char *a = runs[0].directory.text, *b = runs[r].directory.text;
+         a[alike] && a[alike] == b[alike]; alike++)
+      if (a[alike] == '/') slash = alike + 1;
+    if (slash < shared) shared = slash;
+  }
+  for (size_t r = 0; r < count; r++) runs[r].name = runs[r].directory.text + shared;
+}
+
+G2Z_API g2z_status g2z_results_page(g2z_results *results, const char *path) {
+  const char *title = "Runs compared";
+  g2zp_comparison m;
+  g2z_page *page = NULL;
+  memset(&m, 0, sizeof m);
+  m.runs = results->runs;
+  m.count = results->run_count;
+  if (m.count == 1) title = "A run";
+  if (results->report_count) title = "Experiments and runs";
+  if (!m.count) title = "Experiments";
+  g2z_status status = g2z_page_create(results->services, path, title, &page);
   for (size_t i = 0; i < results->report_count && status == G2Z_OK; i++)
     status = results->show(results->services, results->reports[i].text, page);
-  for (size_t r = 0; r < count && status == G2Z_OK; r++) {
-    status = g2zp_curves_read(results->services, results->runs[r].path, &curves[r]);
+  g2zp_name_runs(m.runs, m.count);
+  for (size_t r = 0; r < m.count && status == G2Z_OK; r++) {
+    g2zp_curves *curves = &m.runs[r].curves;
+    if (curves->column[0]) continue; /* an earlier page has read them */
+    status = g2zp_curves_read(results->services, m.runs[r].directory.text, curves);
     if (status == G2Z_IO) status = G2Z_OK; /* no metrics.jsonl: a row in the table, no curves */
   }
-  if (count && status == G2Z_OK) {
-    g2z_page_heading(page, "Runs");
-    g2z_page_text(page, "Read from each training_metrics.json. Tokens/s includes the first steps, "
-                        "which experiments leave out as warm-up. Step times are from the last "
-                        "epoch. Settings and flags are those of a run's last start.");
-    g2zp_page_runs(page, results->runs, count, G2ZP_COMPARED);
-    status = g2zp_page_flags(page, results->runs, count);
-    g2zp_measure measure = G2ZP_LOSS;
-    const double level = g2zp_page_validations(page, results->runs, curves, count, &measure);
-    g2zp_page_compared(page, results->runs, curves, count, level, measure);
+  if (m.count && status == G2Z_OK) {
+    if (results->report_count) g2z_page_heading(page, "Runs");
+    g2zp_compare(&m);
+    if (m.count > 1) g2zp_page_verdict(page, &m);
+    g2zp_page_compared(page, &m);
+    g2zp_page_validations(page, &m);
+    status = g2zp_page_settings_of(page, &m);
   }
   if (status == G2Z_OK) status = g2z_page_commit(page);
   g2z_page_free(page);
-  for (size_t r = 0; r < count && curves; r++)
-    g2z_release(results->services, curves[r].column[0]);
-  g2z_release(results->services, curves);
   return status;
 }
 

@@ -538,10 +538,9 @@ static void test_bench_report(g2z_test *t) {
   CHECK(t, test_shell(test_text("D='%s'; timeout 5 %s report $D/all --out $D/fifo 2>&1",
                                 t->directory, test_bench_program()), output, sizeof output) == 1);
   CHECK_HAS(t, output, "fifo/report.html: it is a FIFO; name a file");
-  CHECK_HAS(t, test_bench(t, 1, "report $D/killed"), "which a run writes when it ends");
-  CHECK_HAS(t, test_bench(t, 0, "report $D/all $D/killed"), "/killed is left out, since this run "
-            "has not ended", "1 experiment, 2 runs\n");
-  test_sh(t, "mv killed all");
-  CHECK_HAS(t, test_bench(t, 0, "report $D/all"), "/all/killed is left out, since this run has not "
-            "ended: it has no training_metrics.json\n", "1 experiment, 2 runs\n");
+  CHECK_HAS(t, test_bench(t, 0, "report $D/killed"), "0 experiments, 1 run\n");
+  test_sh(t, "mkdir empty");
+  CHECK_HAS(t, test_bench(t, 1, "report $D/empty"), "no NAME_report.json and no metrics.jsonl: ");
+  CHECK_HAS(t, test_bench(t, 0, "report $D/all $D/killed"), "1 experiment, 3 runs\n");
+  CHECK_HAS(t, test_read(t, "all/report.html"), "killed is not complete: not ended, no end ");
 }

@@ -61,8 +61,8 @@ static void test_pages(g2z_test *t) {
                  test_times(text, pairs[i][0]) == test_times(text, pairs[i][1]));
   CHECK(t, !strstr(text, "<script") && !strstr(text, "http") && !strstr(text, "nan"));
   CHECK_HAS(t, text, "p,pre,dd,td,.legend span{white-space:pre-wrap}"); /* texts keep all spaces */
-  CHECK(t, test_times(text, "class=bar") == 1); /* the other one is unknown */
-  CHECK(t, test_times(text, "class=dot") == 3);
+  CHECK(t, test_times(text, "class=\"bar\"") == 1); /* the other one is unknown */
+  CHECK(t, test_times(text, "class=\"dot\"") == 3);
   /* At most 1,000 of 20,000 points are drawn, including the spike; the gap separates the last
    * point. */
   const char *line = strstr(text, "class=\"series"), *end = line ? strchr(line, '>') : NULL;
@@ -126,7 +126,7 @@ static void test_page_scales(g2z_test *t) {
                {-1, 1, G2Z_AXIS_LOG, "-1", "1"}};
   static const double x[] = {0, 1, 2}, one[] = {1}, low[] = {-1e30};
   static const char *const labels[] = {"one"};
-  static const char tick[] = "<text class=end ";
+  static const char tick[] = "<text class=\"end\" ";
   g2z_series series;
   memset(&series, 0, sizeof series);
   series.name = "values";
@@ -151,7 +151,7 @@ static void test_page_scales(g2z_test *t) {
   series.low = low;
   series.count = 1;
   const char *bars = test_page_of(t, &series, labels, G2Z_AXIS_AUTO);
-  CHECK(t, fabs(test_number(t, bars, "class=whisker d=\"M")) < 1e6);
+  CHECK(t, fabs(test_number(t, bars, "class=\"whisker\" d=\"M")) < 1e6);
 }
 
 /* The files of test_run_all, as a page and as events; then each of these files damaged in turn. */
@@ -179,7 +179,7 @@ static void test_run_report(g2z_test *t) {
             "<dt>loss scale</dt><dd>65536</dd>", "<dt>skipped steps</dt><dd>0</dd>",
             "<dt>planned memory per device, GiB</dt>", ">validation</span>", "Where the time went",
             "<th>training loss", "<dt>parameters</dt><dd>", "<dt>loss of the last step</dt><dd>",
-            "<dt>perplexity</dt><dd>", "<h2>Sample</h2>\n<pre>\nsample after step ");
+            "<dt>last perplexity</dt><dd>", "<h2>Sample</h2>\n<pre>\nsample after step ");
   CHECK(t, test_times(text, "<tr><td>") == 2); /* two epochs */
   CHECK(t, !strstr(text, "that a resume changed"));
   test_sh(t, "rm run/report.html && cp -r run kept");
@@ -194,8 +194,8 @@ static void test_run_report(g2z_test *t) {
   /* A run that has not ended: its lines so far, and an incomplete one. */
   test_sh(t, "printf '{\"step\": 9, \"lo' >> run/metrics.jsonl && rm run/training_metrics.json");
   CHECK_OK(t, g2z_report_run(&t->services, s.run_dir));
-  CHECK_HAS(t, test_read(t, "run/report.html"), "<dt>result</dt><dd>no end recorded as of 2",
-            "<b>Loss</b>");
+  CHECK_HAS(t, test_read(t, "run/report.html"),
+            "<dt>result</dt><dd>not ended<small>no end recorded as of 2", "<b>Loss</b>");
   test_sh(t, "rm run/report.html");
   CHECK_NO_MEMORY(t, 8, 500, g2z_report_run(&t->services, s.run_dir),
                   test_files_count(t, "run/*.partial") == 0);
@@ -277,7 +277,7 @@ static void test_report_curves(g2z_test *t) {
             ">seconds of training<", "<b>Validation loss over time</b>", "<h1>Runs compared</h1>");
   CHECK(t, test_times(text, "<path class=\"series") == 6 * 2 + 3 &&
                test_times(text, "<path class=\"series dash\"") == 3);
-  CHECK(t, test_times(text, "/two</span>") == 6 && !strstr(text, "<dt>experiments<"));
+  CHECK(t, test_times(text, ">two</span>") == 6 && !strstr(text, "<dt>experiments<"));
   /* Differing values are in the table, common ones above it. */
   CHECK_HAS(t, text, "<table><thead><tr><th>run<th>wall s<th>moments</tr></thead>",
             "<dt>tokens/s</dt><dd>12843</dd>", "flags are those of a run&#39;s last start.</p>");
@@ -323,51 +323,68 @@ static void test_compared_metrics(g2z_test *t) {
   }
 }
 
-/* The cells were computed by hand: last loss, best loss and its step; then steps, tokens and
- * seconds until each run reached the same loss, each also relative to the run that needed the most
- * steps. */
+/* The sentences and cells were computed by hand: steps, tokens and seconds until each run reached
+ * the same loss, relative to one run; best loss, its step, last loss; then the same three in
+ * absolute numbers. */
 static void test_report_compared(g2z_test *t) {
 #define NONE "<td>\xe2\x80\x93"
-#define COMMON "at most 3.5000, the highest of the best losses. Relative figures compare with "
 #define TEXT(set, tokens, text) "{\"set\": \"" set "\", \"tokens\": " #tokens ", \"bytes\": 100, " \
                                 "\"text_hash\": \"" text "\"}"
 #define ALIKE TEXT("v", 100, "e")
-#define ROWS "<td>3.5000<td>3.5000<td>4<td>4<td>1.00<td>400<td>1.00<td>2.00<td>1.00", \
-             "<td>3.1250<td>3.0000<td>3<td>2<td>0.50<td>200<td>0.50<td>1.60<td>0.80"
+#define COMMON "<p class=lead>b is the best of 3 runs: it reaches the best loss of a, 3.5000, in " \
+  "0.50 of the steps, 0.50 of the tokens and 0.80 of the seconds. Its own best is 3.0000, 0.4375 " \
+  "lower than c&#39;s.</p>"
+#define ROWS "<td>1.00<td>1.00<td>1.00<td>3.5000<td>4<td>3.5000<td>4<td>400<td>2.00", \
+             "<td>0.50<td>0.50<td>0.80<td>3.0000<td>3<td>3.1250<td>2<td>200<td>1.60"
   static const char *const common[3] = {
-      ROWS, "<td>3.4375<td>3.4375<td>2<td>2<td>0.50<td>400<td>1.00<td>0.50<td>0.25"};
+      ROWS, "<td>0.50<td>1.00<td>0.25<td>3.4375<td>2<td>3.4375<td>2<td>400<td>0.50"};
   static const char *const branch[3] = { /* metrics.jsonl of the last run begins at step 2 */
-      ROWS, "<td>3.4375<td>3.4375<td>2" NONE NONE NONE NONE NONE NONE};
+      ROWS, NONE NONE NONE "<td>3.4375<td>2<td>3.4375" NONE NONE NONE};
   static const char *const target[3] = {
-      "<td>3.5000<td>3.5000<td>4" NONE NONE NONE NONE NONE NONE,
-      "<td>3.1250<td>3.0000<td>3<td>2<td>1.00<td>200<td>1.00<td>1.60<td>1.00",
-      "<td>3.4375<td>3.4375<td>2<td>2<td>1.00<td>400<td>2.00<td>0.50<td>0.31"};
-  static const char *const missed[3] = {
-      "<td>3.5000<td>3.5000<td>4", "<td>3.1250<td>3.0000<td>3", "<td>3.4375<td>3.4375<td>2"};
+      NONE NONE NONE "<td>3.5000<td>4<td>3.5000" NONE NONE NONE,
+      "<td>1.00<td>0.50<td>3.20<td>3.0000<td>3<td>3.1250<td>2<td>200<td>1.60",
+      "<td>1.00<td>1.00<td>1.00<td>3.4375<td>2<td>3.4375<td>2<td>400<td>0.50"};
+  static const char *const apart[3] = { /* no common measure */
+      "<td>3.5000<td>4<td>3.5000", "<td>3.0000<td>3<td>3.1250", "<td>3.4375<td>2<td>3.4375"};
   /* Twice the tokens in the text of b: its loss of 3.00 is 8.6562 bits per byte. */
   static const char *const by_bits[3] = {
-      "<td>3.5000<td>3.5000<td>4<td>2<td>0.67<td>200<td>0.67<td>1.00<td>0.42",
-      "<td>3.1250<td>3.0000<td>3<td>3<td>1.00<td>300<td>1.00<td>2.40<td>1.00",
-      "<td>3.4375<td>3.4375<td>2<td>2<td>0.67<td>400<td>1.33<td>0.50<td>0.21"};
+      "<td>0.67<td>0.67<td>0.42<td>3.5000<td>4<td>3.5000<td>2<td>200<td>1.00",
+      "<td>1.00<td>1.00<td>1.00<td>3.0000<td>3<td>3.1250<td>3<td>300<td>2.40",
+      "<td>0.67<td>1.33<td>0.21<td>3.4375<td>2<td>3.4375<td>2<td>400<td>0.50"};
   static const char *const no_curves[3] = {
-      NONE "<td>2.0000" NONE, NONE "<td>2.0000" NONE, NONE "<td>2.0000" NONE};
+      "<td>2.0000" NONE NONE, "<td>2.0000" NONE NONE, "<td>2.0000" NONE NONE};
   static const struct {
     const char *targets[3];            /* target_loss of each run */
-    const char *about, *const *cells, *line, *other; /* other: validation of b */
-  } cases[] = {{{"null", "null", "null"}, COMMON, common, ">loss 3.5000</span>", ALIKE},
-               {{"null", "3.4375", "3.4375"}, "a loss of at most 3.4375, the target. ", target,
-                ">loss 3.4375</span>", ALIKE},
-               {{"3.25", "3.5", "null"}, COMMON, common, ">loss 3.5000</span>", ALIKE},
-               {{"1", "1", "1"}, "<p>No run reached the target loss, 1.0000.</p>", missed,
-                ">loss 1.0000</span>", ALIKE},
-               {{"3", "3", "3"}, "at most 8.6562, the highest of the best. ", by_bits,
+    const char *first, *about;         /* sentences: the page's first, and another */
+    const char *const *cells, *line, *other; /* other: validation of b */
+  } cases[] = {{{"null", "null", "null"}, COMMON, "at most 3.5000, the highest of the best values "
+                "of complete runs. Relative figures compare with a.", common, ">loss 3.5000</span>",
+                ALIKE},
+               {{"null", "3.4375", "3.4375"}, "<p class=lead>b gets the lowest loss, but takes "
+                "more seconds than c: it reaches the target loss, 3.4375, in 1.00 of the steps, "
+                "0.50 of the tokens and 3.20 times the seconds of c. Its own best is 3.0000, "
+                "0.4375 lower than c&#39;s.</p>", "at most 3.4375, the target. Relative figures compare "
+                "with c.", target, ">loss 3.4375</span>", ALIKE},
+               {{"3.25", "3.5", "null"}, COMMON, "", common, ">loss 3.5000</span>", ALIKE},
+               {{"1", "1", "1"}, COMMON, "<p>No run reached the target loss, 1.0000.</p>", common,
+                ">loss 3.5000</span>", ALIKE},
+               {{"3.25", "3.25", "3.25"}, COMMON, "<p>Only b reached the target loss, 3.2500.</p>",
+                common, ">loss 3.5000</span>", ALIKE},
+               {{"3", "3", "3"}, "<p class=lead>c gets the lowest bits per byte, but takes more "
+                "tokens than b: it reaches the best bits per byte of b, 8.6562, in 0.67 of the "
+                "steps, 1.33 times the tokens and 0.21 of the seconds. Its own best is 4.9593, "
+                "0.0902 lower than a&#39;s.</p>", "at most 8.6562, the highest ", by_bits,
                 ">bits per byte 8.6562</span>", TEXT("w", 200, "e")},
-               {{"3", "3", "3"}, "<p>Losses are not compared, since the runs differ in: validation "
-                "tokens. Nor are bits per byte, ", missed, "", TEXT("w", 200, "f")},
-               {{"null", "null", "null"}, "since it is not known which tokens ", missed, "",
-                "null"},
-               {{"null", "null", "null"}, COMMON, branch, ">loss 3.5000</span>", ALIKE},
-               {{"null", "null", "null"}, "<h2>Validation</h2>\n<div ", no_curves, "", ALIKE}};
+               {{"3", "3", "3"}, "<p class=lead>Losses are not compared, since the runs differ in: "
+                "validation tokens. Nor are bits per byte, ", "", apart, "", TEXT("w", 200, "f")},
+               {{"null", "null", "null"}, "<p class=lead>Losses are not compared, since it is not "
+                "known which tokens ", "", apart, "", "null"},
+               {{"null", "null", "null"}, COMMON,
+                "began from another run&#39;s checkpoint has none", branch, ">loss 3.5000</span>",
+                ALIKE},
+               {{"null", "null", "null"}, "<p class=lead>a and b are equally good. The best of "
+                "both is 2.0000. Steps, tokens and seconds are not compared, ", "", no_curves, "",
+                ALIKE}};
   static const char *const names[] = {"a", "b", "c"};
   test_compared_metrics(t);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -389,16 +406,17 @@ static void test_report_compared(g2z_test *t) {
       CHECK_NO_MEMORY(t, 5, 500, test_results(t, names, 3), test_files_count(t, "*.partial") == 0);
     CHECK_OK(t, test_results(t, names, 3));
     const char *page = test_read(t, "all.html");
-    for (int r = 0; r < 3; r++) {
-      const char *run = test_at(t, "%s", names[r]);
-      CHECK_HAS(t, page, test_text("<tr><td>%s%s</tr>", run, cases[i].cells[r]), cases[i].about,
-                cases[i].line, curves || r < 2 ? test_text("<dt>%s</dt><dd>%s</dd>", run,
-                                                           test_compared[r].flags) : "");
-    }
+    const char *begin = strstr(page, "<h1>Runs compared</h1>\n");
+    const size_t length = strlen(cases[i].first);
+    FAIL_IF(t, !begin || strncmp(begin + 23, cases[i].first, length) != 0,
+            "case %zu begins with %.400s", i, begin);
+    for (int r = 0; r < 3; r++)
+      CHECK_HAS(t, page, test_text("<tr><td>%s%s</tr>", names[r], cases[i].cells[r]),
+                cases[i].about, cases[i].line, curves || r < 2 ?
+                test_text("<dt>%s</dt><dd>%s</dd>", names[r], test_compared[r].flags) : "");
     CHECK(t, test_times(page, "class=\"series dash") == 3 * (*cases[i].line != 0));
     CHECK(t, !strstr(page, "nan"));
     CHECK(t, !strstr(page, "--seed 1") && !strstr(page, "--eval 0") && !strstr(page, "--run-dir"));
-    if (i == 1) CHECK_HAS(t, page, "compare with ", "/b: no run needed more steps.</p>");
     CHECK(t, test_times(page, "<b>") == 6 * curves && test_times(page, "<h2>Curves") == curves);
     if (!first) continue;
     /* The page of one run marks the validation that reached its target. */
@@ -413,14 +431,82 @@ static void test_report_compared(g2z_test *t) {
     for (int r = 0; r < G2Z_CHART_SERIES; r++) many[r] = names[1];
     CHECK_OK(t, test_results(t, many, G2Z_CHART_SERIES));
     page = test_read(t, "all.html");
-    CHECK_HAS(t, page, "<p>The charts show the first 8 runs.</p>");
-    CHECK(t, test_times(page, "/b</span>") == 6 * 8 && test_times(page, ">loss 3.0000<") == 3);
+    CHECK_HAS(t, page, "<p>The charts show the first 8 runs.</p>",
+              "<p class=lead>b and b are equally good: b reaches the best loss of b, 3.0000, in "
+              "1.00 of the steps, 1.00 of the tokens and 1.00 of the seconds. The best of both ");
+    CHECK(t, test_times(page, ">b</span>") == 6 * 8 && test_times(page, ">loss 3.0000<") == 3);
   }
 #undef NONE
 #undef COMMON
 #undef TEXT
 #undef ALIKE
 #undef ROWS
+}
+
+/* Runs that are not complete are shown as such, and do not set the level at which complete ones are
+ * compared. All have one validation per step; "good" and "fair" are complete. */
+static void test_report_ends(g2z_test *t) {
+  static const char *const summary = "training_metrics.json";
+  static const char *const completed = "\"shutdown\": {\"reason\": \"completed\"}";
+  const struct {
+    const char *name;
+    double val_loss[3];
+    const char *file, *end;            /* a file of the run's end; NULL: there is none */
+    const char *sentence;
+  } runs[] = {
+      {"good", {5, 4, 3}, summary, completed, ""},
+      {"fair", {5, 4.5, 4}, summary, completed, ""},
+      {"wild", {60, 70, 80}, summary, "\"shutdown\": {\"reason\": \"diverged\"}",
+       "<p>wild is not complete: diverged, the last losses are worse than guessing. It has 3 steps."
+       "</p>"},
+      {"told", {5, 4.75, 4.5}, summary,
+       "\"shutdown\": {\"reason\": \"signal\", \"signal\": \"SIGTERM\"}",
+       "<p>told is not complete: signal, SIGTERM. It has 3 steps.</p>"},
+      {"lost", {5, 4.75, 4.25}, "RUN_FAILED.json", "\"sentence\": \"rank 1 was killed\"",
+       "<p>lost is not complete: failed, rank 1 was killed. It has 3 steps.</p>"},
+      {"live", {5, 4.25, 3.5}, NULL, NULL,
+       "<p>live is not complete: not ended, no end recorded as "}};
+  static const char *names[] = {"good", "fair", "wild", "told", "lost", "live"};
+  static const char *two[] = {"wild", "live"}, *one[] = {"live"};
+  for (size_t r = 0; r < sizeof runs / sizeof *runs; r++) {
+    FILE *file = test_report_file(t, runs[r].name, "metrics.jsonl");
+    for (int i = 1; i <= 3; i++)
+      fprintf(file, "{\"step\": %d, \"tokens\": %d, \"loss\": %s, \"grad_norm\": 1, \"step_ms\": "
+              "1000}\n{\"step\": %d, \"tokens\": %d, \"val_loss\": %g, \"val_ms\": 1, \"val_set\": "
+              "\"v\"}\n", i, 8 * i, r == 5 && i == 2 ? "null" : "5", i, 8 * i,
+              runs[r].val_loss[i - 1]);
+    CHECK(t, fclose(file) == 0);
+    if (!runs[r].file) continue;
+    file = test_report_file(t, runs[r].name, runs[r].file);
+    fprintf(file, "{\"schema_version\": \"2.0\", \"validation\": {\"set\": \"v\"}, %s}",
+            runs[r].end);
+    CHECK(t, fclose(file) == 0);
+  }
+  CHECK_OK(t, test_results(t, names, 6));
+  const char *page = test_read(t, "all.html");
+  CHECK_HAS(t, page, "<h1>Runs compared</h1>\n<p class=lead>good is the best of 6 runs: it reaches "
+            "the best loss of fair, 4.0000, in 0.67 of the steps, 0.67 of the tokens and 0.67 of "
+            "the seconds. Its own best is 3.0000, 0.5000 lower than live&#39;s.</p>",
+            "<td>3<td>24<td>3.00<td>completed</tr>", "<td>diverged</tr>", "<td>not ended</tr>",
+            "<td>failed</tr>", "<td>signal</tr>");
+  for (size_t r = 0; r < sizeof runs / sizeof *runs; r++) CHECK_HAS(t, page, runs[r].sentence);
+  CHECK_OK(t, test_results(t, two, 2));
+  CHECK_HAS(t, test_read(t, "all.html"), "<p class=lead>live is better than wild: it reaches the "
+            "best loss of wild, 60.0000, in 1.00 of the steps, ");
+  CHECK_OK(t, test_results(t, one, 1));
+  /* A loss that is not a number is visible, and four figures stand first. */
+  CHECK_OK(t, g2z_report_run(&t->services, test_path(t, "live")));
+  CHECK_HAS(t, test_read(t, "live/report.html"),
+            "<h1>Run live</h1>\n<dl class=figures>\n<div><dt>best validation loss</dt>"
+            "<dd>3.5000<small>perplexity 33.12, step 3</small></dd></div>\n"
+            "<div><dt>tokens/s</dt><dd>0</dd></div>\n"
+            "<div><dt>time</dt><dd>3.0 s<small>3 steps</small></dd></div>\n"
+            "<div><dt>result</dt><dd>not ended<small>no end recorded as of ",
+            "<p class=lead>The loss was not a finite number 1 time, first at step 2.</p>",
+            ">not finite</span>", "l6 6m-6 0l6-6\"/>");
+  CHECK_OK(t, g2z_report_run(&t->services, test_path(t, "lost")));
+  CHECK_HAS(t, test_read(t, "lost/report.html"), "<dd>failed<small>rank 1 was killed</small></dd>");
+  CHECK(t, !strstr(test_read(t, "lost/report.html"), "not finite"));
 }
 
 /* When the validation tokens change, the best validation is the best one over the last tokens. */
@@ -445,8 +531,8 @@ static void test_report_sets(g2z_test *t) {
             "<dt>first step of these validation tokens</dt><dd>2</dd>",
             "<dt>step of the best validation loss</dt><dd>3</dd>");
   CHECK_OK(t, test_results(t, names, 2));
-  CHECK_HAS(t, test_read(t, "all.html"), "at most 4.5000, the highest of the best losses",
-            "<td>4.7500<td>4.5000<td>3<td>3<td>1.00<td>");
+  CHECK_HAS(t, test_read(t, "all.html"), "at most 4.5000, the highest of the best values",
+            "<td>1.00<td>4.5000<td>3<td>4.7500<td>3<td>");
 }
 
 /* Runs on one text with two vocabularies, the second on two ranks: bits per byte are what --eval
@@ -494,7 +580,8 @@ static void test_report_bits(g2z_test *t) {
   CHECK_OK(t, test_results(t, both, 2));
   const char *page = test_read(t, "all.html");
   CHECK_HAS(t, page, "since the runs differ in: vocabulary, validation tokens, validation shards. ",
-            "all runs validated on the same text", "<th>best bits per byte<th>steps<th>",
+            "all runs validated on the same text", "<th>best bits per byte<th>best step<th>",
+            test_text("<p class=lead>%s ", both[best[1] < best[0]]),
             test_text("bits per byte of at most %.4f, ", fmax(best[0], best[1])));
   CHECK_OK(t, test_results(t, others, 2));
   page = test_read(t, "all.html");
@@ -531,7 +618,7 @@ static void test_run_report_epochs(g2z_test *t) {
   CHECK_OK(t, g2z_report_run(&t->services, test_path(t, *run)));
   CHECK_OK(t, test_results(t, run, 1));
   CHECK_SOON(t, begin, 2);
-  CHECK_HAS(t, test_read(t, "all.html"), "<td>2006000.00<td>"); /* p50 of the last epoch, in ms */
+  CHECK_HAS(t, test_read(t, "all.html"), "<dd>2006000.00</dd>"); /* p50 of the last epoch, in ms */
   const char *text = test_read(t, "run/report.html");
   CHECK(t, test_times(text, "<tr><td>") == EPOCHS);
   CHECK_HAS(t, text, "<tr><td>1999<td>3<td>1001999<td>",
