@@ -532,6 +532,8 @@ G2Z_API g2z_status g2z_model_config_named(g2z_services *services, const char *na
 typedef struct g2z_optimizer_config {     /* papers: manual, PAPERS */
   g2z_optimizer kind;                     /* lr, weight_decay and clip serve both */
   float lr, min_lr;                       /* peak and final learning rate */
+  float adam_lr;                          /* Muon: peak rate of the weights that AdamW updates. It
+                                           * follows lr's schedule: it ends at min_lr adam_lr / lr */
   float beta1, beta2, eps;                /* of AdamW */
   int moments_bf16;                       /* 1: AdamW's m and v are bf16, rounded at random */
   float momentum;                         /* of Muon */
@@ -1457,7 +1459,8 @@ typedef struct g2z_ops {
    * ranks, so that all ranks get the same result. */
   g2z_status (*decide)(g2z_device *device, g2z_step_state *state, const g2z_verdict *verdict,
                        const g2z_optimizer_config *config, int64_t tokens);
-  /* AdamW on ranges [begin, end), or nothing when state->skip; params = round(master). */
+  /* AdamW on ranges [begin, end), or nothing when state->skip; params = round(master). With Muon
+   * the learning rate is state->lr adam_lr / lr. */
   g2z_status (*adamw)(g2z_device *device, const g2z_update *update, size_t begin, size_t end);
 
   /* Muon on ranges [begin, end), in three ops. u and O are bf16 on a GPU and fp32 on a CPU.
@@ -3787,6 +3790,7 @@ static const g2z_setting g2z__settings[] = {
     NUMBER(warmup,   INT64, optimizer.warmup,    "100", 0, 1e12,                    WARN),
     NUMBER(lr,       FLOAT, optimizer.lr,       "6e-4", 0, 1e6,                     WARN),
     NUMBER(min_lr,   FLOAT, optimizer.min_lr,   "6e-5", 0, 1e6,                     WARN),
+    NUMBER(adam_lr,  FLOAT, optimizer.adam_lr,  "6e-4", 0, 1e6,                     WARN),
     NUMBER(beta1,    FLOAT, optimizer.beta1,     "0.9", 0, 0.999999,                WARN),
     NUMBER(beta2,    FLOAT, optimizer.beta2,    "0.95", 0, 0.999999,                WARN),
     NUMBER(eps,      FLOAT, optimizer.eps,      "1e-8", 1e-30, 1,                   WARN),
@@ -6008,10 +6012,10 @@ static inline G2Z_HOST_DEVICE void g2z__decide(g2z_step_state *state, const g2z_
 }
 
 /* What an update multiplies a weight by: 1 - lr * weight_decay, or 1. */
-static inline G2Z_HOST_DEVICE float g2z__decay_factor(const g2z_optimizer_config *config,
-                                                      const g2z_step_state *state, int decay) {
+static inline G2Z_HOST_DEVICE float g2z__decay_factor(const g2z_optimizer_config *config, double lr,
+                                                      int decay) {
   if (!decay) return 1.0f;
-  return (float)(1.0 - (double)state->lr * config->weight_decay);
+  return (float)(1.0 - lr * config->weight_decay);
 }
 
 /* AdamW's factors of one step, the same for all elements of a range. */
@@ -6028,14 +6032,16 @@ typedef struct g2z__adamw_factors {
 /* t is state->applied, which already counts this step: 1 for the first. */
 static inline G2Z_HOST_DEVICE g2z__adamw_factors
 g2z__adamw_prepare(const g2z_optimizer_config *config, const g2z_step_state *state, int decay) {
-  double t = (double)state->applied;
+  double t = (double)state->applied, lr = (double)state->lr;
   g2z__adamw_factors factors;
+  if (config->kind == G2Z_OPTIMIZER_MUON && config->lr > 0)
+    lr *= (double)config->adam_lr / (double)config->lr;
   factors.gradient = state->grad_multiplier;
-  factors.decay = g2z__decay_factor(config, state, decay);
+  factors.decay = g2z__decay_factor(config, lr, decay);
   factors.beta2 = config->beta2;
   factors.new_m = (float)(1.0 - (double)config->beta1);
   factors.new_v = (float)(1.0 - (double)config->beta2);
-  factors.step = (float)((double)state->lr / (1.0 - pow((double)config->beta1, t)));
+  factors.step = (float)(lr / (1.0 - pow((double)config->beta1, t)));
   factors.root = (float)sqrt(1.0 - pow((double)config->beta2, t));
   factors.eps = config->eps;
   return factors;
@@ -6083,7 +6089,7 @@ static inline G2Z_HOST_DEVICE g2z__muon_factors
 g2z__muon_prepare(const g2z_optimizer_config *config, const g2z_step_state *state, int decay,
                   float scale) {
   g2z__muon_factors factors;
-  factors.decay = g2z__decay_factor(config, state, decay);
+  factors.decay = g2z__decay_factor(config, (double)state->lr, decay);
   factors.step = (float)((double)state->lr * scale);
   return factors;
 }

@@ -180,8 +180,9 @@ static const char *const g2zc_fp8[] = {G2Z_FP8_LIST(G2Z_LIST_TEXT)};
   STEPS("max-train-steps", run.max_train_steps, "stop after this many steps of the schedule")     \
   GROUP("Optimizer")                                                                              \
   SETTING("optimizer", optimizer, run.train.optimizer.kind,                                       \
-       "muon: for the blocks' matrices; needs fewer steps at the same --lr")                      \
-  OPTIMIZER("lr", lr, "peak learning rate")                                                       \
+       "muon: for the blocks' matrices; AdamW for the rest")                                      \
+  OPTIMIZER("lr", lr, "peak learning rate [0.0006; muon 0.0024]")                                 \
+  OPTIMIZER("adam-lr", adam_lr, "with muon: peak learning rate of AdamW's weights [--lr]")        \
   OPTIMIZER("schedule", schedule, "shape of the learning rate over the steps")                    \
   OPTIMIZER("warmup", warmup, "steps of linear warm-up [a tenth of the steps, at most 1000]")     \
   OPTIMIZER("min-lr", min_lr, "learning rate at the end [a tenth of --lr]")                       \
@@ -583,6 +584,7 @@ static g2z_status g2zc_check_uses(g2z_services *services, const g2z_run_options 
   const g2z_run_config *run = &o->run;
   const int samples = run->sample_tokens > 0, validates = run->val_glob != NULL;
   const int trains = run->train.train_glob != NULL;
+  const int muon = run->train.optimizer.kind == G2Z_OPTIMIZER_MUON;
   static const char no_samples[] = "with --sample-tokens 0; remove one of them";
   static const char no_val[] = "without --val; give --val GLOB, or remove it";
   static const char not_both[] = "without --train and --val; give both, or remove it";
@@ -606,8 +608,10 @@ static g2z_status g2zc_check_uses(g2z_services *services, const g2z_run_options 
       USE(validates && trains, "target-loss", target_loss, not_both),
       USE(run->eval.count && trains, "eval-every", eval_every,
           "without --eval and --train; give both, or remove it"),
-      USE(run->train.optimizer.kind == G2Z_OPTIMIZER_MUON, "momentum", train.optimizer.momentum,
-          "without --optimizer muon; give it, or remove --momentum")};
+      USE(muon, "momentum", train.optimizer.momentum,
+          "without --optimizer muon; give it, or remove --momentum"),
+      USE(muon, "adam-lr", train.optimizer.adam_lr,
+          "without --optimizer muon; give it, or remove --adam-lr")};
 #undef USE
   for (size_t i = 0; i < G2Z_COUNT(uses); i++)
     if (uses[i].given && !uses[i].used)
@@ -817,7 +821,7 @@ G2Z_API g2z_status g2z_run_dry(g2z_services *services, const g2z_run_options *o,
   int sharing = 1; /* number of ranks that share the memory */
   if (place->rank != 0) return G2Z_OK;
   config.optimizer.warmup = 0; /* the plan does not depend on the schedule */
-  config.optimizer.min_lr = 0;
+  config.optimizer.lr = config.optimizer.min_lr = config.optimizer.adam_lr = 0;
   G2Z_TRY(g2z_plan_create(services, &config, context->device, place->rank, place->world,
                           place->local_world, &plan));
   if (g2z_device_memory(services, context->device, &free_bytes, &total_bytes) != G2Z_OK) {

@@ -1582,6 +1582,7 @@ static const g2zp_fact g2zp_run_facts[] = {
     {"optimizer", "training_config.optimizer", NULL, NULL, 1, G2ZP_COMPARED},
     {"moments", "training_config.moments", NULL, NULL, 1, G2ZP_COMPARED},
     {"peak learning rate", "training_config.lr", NULL, NULL, 1, G2ZP_COMPARED},
+    {"AdamW's peak learning rate", "training_config.adam_lr", NULL, NULL, 1, G2ZP_COMPARED},
     {"tokens per sequence", "training_config.seq_len", NULL, NULL, 1, G2ZP_COMPARED | G2ZP_OF_LOSS},
     {"vocabulary", "training_config.vocab_hash", NULL, NULL, 1, G2ZP_OF_LOSS},
     {"validation tokens", "validation.tokens", NULL, NULL, 1, G2ZP_OF_LOSS},

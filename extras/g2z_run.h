@@ -61,7 +61,9 @@ extern "C" {
 typedef struct g2z_run_config {
   g2z_train_config train;      /* train_glob NULL: no steps, only validation and a sample.
                                 * optimizer.warmup < 0: a tenth of the steps, at most 1000;
-                                * optimizer.min_lr < 0: a tenth of lr */
+                                * optimizer.lr < 0: 6e-4, or with Muon 2.4e-3;
+                                * optimizer.min_lr < 0: a tenth of lr;
+                                * optimizer.adam_lr < 0: lr. 0 without Muon */
   const char *val_glob;        /* NULL: no validation */
   const char *vocab;           /* tokenizer file for samples; NULL: byte-level if vocab is 257 */
   const char *prompt;          /* start of a sample; NULL or "": <|endoftext|> */
@@ -109,8 +111,8 @@ typedef struct g2z_run_config {
   void *progress_user;
   const char *early;           /* lines printed before g2z_run_create; train.log begins with them */
 } g2z_run_config;
-/* Samples of 64 tokens at temperature 0.8; warmup and min_lr -1; tensorboard 1. Everything else is
- * NULL, 0 or from g2z_*_default. */
+/* Samples of 64 tokens at temperature 0.8; warmup and the learning rates -1; tensorboard 1.
+ * Everything else is NULL, 0 or from g2z_*_default. */
 G2Z_API g2z_run_config g2z_run_config_default(g2z_device_kind device);
 
 typedef enum g2z_run_kind {
@@ -387,7 +389,9 @@ G2Z_API g2z_run_config g2z_run_config_default(g2z_device_kind device) {
   g2z_run_config config;
   memset(&config, 0, sizeof config);
   config.train = g2z_train_config_default(device);
+  config.train.optimizer.lr = -1;
   config.train.optimizer.min_lr = -1;
+  config.train.optimizer.adam_lr = -1;
   config.train.optimizer.warmup = -1;
   config.sampling = g2z_sampling_default();
   config.sampling.temperature = 0.8f;
@@ -661,6 +665,7 @@ static const char *const g2zr_strategies[] = {G2Z_STRATEGY_LIST(G2Z_LIST_TEXT)};
 static const char *const g2zr_recompute[] = {G2Z_RECOMPUTE_LIST(G2Z_LIST_TEXT)};
 static const char *const g2zr_fp8[] = {G2Z_FP8_LIST(G2Z_LIST_TEXT)};
 static const char *const g2zr_optimizers[] = {G2Z_OPTIMIZER_LIST(G2Z_LIST_TEXT)};
+static const float g2zr_peaks[] = {6e-4f, 2.4e-3f}; /* default learning rates, by g2z_optimizer */
 #define G2ZR_WHOLE(key, number) g2z_json_put_integer(out, key, (int64_t)(number))
 #define G2ZR_REAL(key, number) g2z_json_put_number(out, key, number)
 #define G2ZR_NONE(key) g2z_json_put_string(out, key, NULL)
@@ -909,8 +914,10 @@ static void g2zr_put_launch(void *user, g2z_json_out *out) {
 
 static void g2zr_put_training(const g2z_run *run, g2z_json_out *out) {
   const g2z_run_config *config = &run->config;
+  const g2z_optimizer_config *optimizer = &config->train.optimizer;
   const g2z_plan *plan = run->trainer->plan;
   const g2z_loader *loader = run->trainer->loader;
+  const int muon = optimizer->kind == G2Z_OPTIMIZER_MUON;
   char size[96];
   snprintf(size, sizeof size, "n_layer=%d, n_head=%d, n_embd=%d", plan->model.layers,
            plan->model.heads, plan->model.channels);
@@ -924,9 +931,10 @@ static void g2zr_put_training(const g2z_run *run, g2z_json_out *out) {
   G2ZR_WHOLE("micro_batch_size_per_gpu", plan->batch);
   G2ZR_WHOLE("grad_accum_steps", plan->accum);
   G2ZR_WHOLE("global_batch_size", (int64_t)plan->batch * plan->accum * plan->world);
-  G2ZR_REAL("lr", g2zr_decimal(config->train.optimizer.lr));
-  G2ZR_TEXT("optimizer", g2zr_optimizers[config->train.optimizer.kind]);
-  G2ZR_TEXT("moments", config->train.optimizer.moments_bf16 ? "bf16" : "fp32");
+  G2ZR_REAL("lr", g2zr_decimal(optimizer->lr));
+  G2ZR_REAL("adam_lr", muon ? g2zr_decimal(optimizer->adam_lr) : NAN);
+  G2ZR_TEXT("optimizer", g2zr_optimizers[optimizer->kind]);
+  G2ZR_TEXT("moments", optimizer->moments_bf16 ? "bf16" : "fp32");
   G2ZR_TEXT("precision", g2z_dtype_text(plan->dtype));
   G2ZR_TEXT("fp8", g2zr_fp8[plan->fp8]);
   g2z_json_put_bool(out, "deepspeed_enabled", 0);
@@ -1446,7 +1454,10 @@ static g2z_status g2zr_check(g2z_run *run) {
 #undef X
   G2Z_TRY(g2z_check_range(run->services, "keep", config->keep, 0, INT32_MAX));
   G2Z_TRY(g2z_sampling_check(run->services, &config->sampling));
+  if (optimizer->lr < 0) optimizer->lr = g2zr_peaks[optimizer->kind];
   if (optimizer->min_lr < 0) optimizer->min_lr = 0.1f * optimizer->lr;
+  if (optimizer->kind != G2Z_OPTIMIZER_MUON) optimizer->adam_lr = 0;
+  else if (optimizer->adam_lr < 0) optimizer->adam_lr = optimizer->lr;
   if (!config->train.train_glob && !config->val_glob)
     G2Z_REFUSE(run->services, "there is nothing to do: give --train GLOB or --val GLOB");
   if (config->profile && !config->run_dir)
@@ -2056,12 +2067,14 @@ static void g2zr_introduce_steps(g2z_run *run) {
   G2ZR_SAY(run, "step: batch %d x sequence %d x micro-steps %d x ranks %d = %" PRId64 " tokens",
            plan->batch, plan->seq, plan->accum, plan->world, loader->global * plan->seq);
   const g2z_optimizer_config *optimizer = &c->train.optimizer;
-  char last[32] = "";
+  char last[32] = "", rest[48] = "";
   if (optimizer->schedule != G2Z_SCHEDULE_CONSTANT)
     snprintf(last, sizeof last, " to %g", (double)optimizer->min_lr);
-  G2ZR_SAY(run, "schedule: %s, lr %g%s, %" PRId64 " step%s of warm-up",
-           g2zr_schedules[optimizer->schedule], (double)optimizer->lr, last, optimizer->warmup,
-           G2Z_PLURAL(optimizer->warmup));
+  if (optimizer->kind == G2Z_OPTIMIZER_MUON)
+    snprintf(rest, sizeof rest, " for Muon, lr %g for AdamW", (double)optimizer->adam_lr);
+  G2ZR_SAY(run, "schedule: %s, lr %g%s%s, %" PRId64 " step%s of warm-up",
+           g2zr_schedules[optimizer->schedule], (double)optimizer->lr, last, rest,
+           optimizer->warmup, G2Z_PLURAL(optimizer->warmup));
   if (optimizer->skip_spikes > 0)
     G2ZR_SAY(run, "spikes: skips steps whose gradient norm is %g deviations above its mean",
              (double)optimizer->skip_spikes);

@@ -584,6 +584,7 @@ static void test_config_checks(g2z_test *t) {
   REFUSED(optimizer.lr, NAN, "lr=");
   REFUSED(optimizer.lr, -1.0f, "lr=-1");
   REFUSED(optimizer.min_lr, 1.0f, "min_lr=1");
+  REFUSED(optimizer.adam_lr, -1.0f, "adam_lr=-1");
   REFUSED(optimizer.beta2, 1.0f, "beta2=1");
   REFUSED(optimizer.eps, 0.0f, "eps=0");
   REFUSED(optimizer.clip, INFINITY, "clip=inf");

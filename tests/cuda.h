@@ -1431,6 +1431,10 @@ static void test_cuda_optimizer(g2z_test *t) {
         config.moments_bf16 = 1;
         test_cuda_adamw(&p, &config, state);
         config.moments_bf16 = 0;
+        config.kind = G2Z_OPTIMIZER_MUON;
+        config.adam_lr = 0.4f * config.lr;
+        test_cuda_adamw(&p, &config, state);
+        config.kind = G2Z_OPTIMIZER_ADAMW;
         for (; p.count > kept; p.count--) {
           free(p.twins[p.count - 1].cpu);
           p.gpu->ops->release(p.gpu, p.twins[p.count - 1].block);

@@ -503,7 +503,8 @@ static void muon_tensor(g2z_test *t, void *user, const char *name, g2z_param par
   const g2z_param_info info = g2z__param_describe(&plan->model, param);
   const g2z_optimizer_config *c = &s->config;
   const int matrices = muon_matrices(param), rows = (int)info.rows, columns = (int)info.cols;
-  const double lr = (double)s->report.lr, applied = (double)s->report.applied;
+  const double share = matrices ? 1 : (double)c->adam_lr / (double)c->lr;
+  const double lr = (double)s->report.lr * share, applied = (double)s->report.applied;
   const double clip = (double)c->clip / ((double)s->report.grad_norm + 1e-6);
   const double side = rows > columns / 3 * 3 / (matrices ? matrices : 1)
                           ? rows : columns / (matrices ? matrices : 1);
@@ -548,6 +549,7 @@ static void test_muon_trainer(g2z_test *t) {
     config.optimizer.kind = G2Z_OPTIMIZER_MUON;
     config.optimizer.momentum = 0.9f;
     config.optimizer.lr = config.optimizer.min_lr = 2e-2f;
+    config.optimizer.adam_lr = 5e-3f;
     config.optimizer.warmup = 0;
     config.optimizer.clip = 0.5f;
     const size_t P = test_plan(t, &config, G2Z_DEVICE_CPU, 0, 1)->parameters;
@@ -710,12 +712,14 @@ static void test_train_muon(g2z_test *t) {
   CHECK(t, spikes > 0 && test_times(metrics, "\"skipped\": 1") == 0);
   /* The console shows each spike, and how many there were. */
   CHECK_HAS(t, said, "optimizer: Muon for the blocks' ", " weights, AdamW for the rest\n",
+            "\nschedule: cosine, lr 0 to 0 for Muon, lr 0 for AdamW, 4 steps of warm-up\n",
             "\nspikes: skips steps whose gradient norm is 0.3 deviations above its mean\n",
             test_text(", 40 steps (%d skipped, %d as spikes), 1280 tokens, ", spikes, spikes));
   CHECK(t, test_times(said, " | spike ") == spikes);
   CHECK_HAS(t, log, " | spike 1, skipped\n", test_text(" | spike %d, skipped\n", spikes));
   CHECK(t, test_times(log, " | spike ") == spikes);
   CHECK_HAS(t, test_read(t, "muon/training_metrics.json"), "\"optimizer\": \"muon\"",
+            "\"adam_lr\": 0,",
             test_text("\"optimizer_steps\": %d,", 40 - spikes));
   CHECK_HAS(t, test_trains(t, 0, "%s --batch 2 --steps 40 --resume %s --run-dir %s", test_tiny(t),
                            test_at(t, "muon/step-000030"), test_at(t, "adamw")),

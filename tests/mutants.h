@@ -99,6 +99,7 @@
   X(adamw_correction, OP_ADAMW, IN_STEPS, "AdamW corrects no bias")                                \
   X(adamw_decay, OP_ADAMW, IN_STEPS, "weights do not decay")                                       \
   X(adamw_moments, OP_ADAMW, IN_STEPS, "AdamW's two moments change places")                        \
+  X(adamw_rate, OP_ADAMW, IN_TRAINED, "with Muon, AdamW has Muon's learning rate")                 \
   X(adamw_random, OP_NONE, TESTS("ops_moments", "cuda_optimizer"),                                 \
     "moments in bf16 round alike in every step")                                                   \
   X(adamw_range, OP_ADAMW, IN_STEPS, "the last range of weights stays as it was")                  \
@@ -446,6 +447,7 @@ static g2z_status mutant_adamw(g2z_device *device, const g2z_update *update, siz
   g2z_update other = *update;
   other.config = &config;
   if (IS(device, adamw_decay)) config.weight_decay = 0;
+  if (IS(device, adamw_rate)) config.adam_lr = config.lr;
   if (IS(device, adamw_moments)) other.m = update->v, other.v = update->m;
   if (IS(device, adamw_range) && end > begin) end--;
   if (IS(device, adamw_random)) {

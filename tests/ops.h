@@ -1407,7 +1407,10 @@ static void test_ops_adamw(g2z_test *t) {
     float *m = ops_filled(&e, n, 0), *v = ops_filled(&e, n, 0), *grads = ops_random(&e, n, 64);
     double *want = ops_doubles(&e, n), *want_m = ops_doubles(&e, n), *want_v = ops_doubles(&e, n);
     g2z_optimizer_config config = ops_optimizer();
+    const double share = which == 1 ? 0.4 : 1; /* adam_lr / lr, which counts with Muon only */
     g2z_step_state s;
+    config.kind = which == 1 ? G2Z_OPTIMIZER_MUON : G2Z_OPTIMIZER_ADAMW;
+    config.adam_lr = 0.4f * config.lr;
     memset(&s, 0, sizeof s);
     s.loss_scale = 64;
     /* Two ranges, one with decay, and between them one element that has no owner: offsets in memory
@@ -1430,8 +1433,8 @@ static void test_ops_adamw(g2z_test *t) {
         double g = (double)grads[i < 15000 ? i : i + 1] / 64, b1 = config.beta1, b2 = config.beta2;
         want_m[i] = b1 * want_m[i] + (1 - b1) * g;
         want_v[i] = b2 * want_v[i] + (1 - b2) * g * g;
-        if (i < 15000) want[i] *= 1 - (double)s.lr * (double)config.weight_decay;
-        want[i] -= (double)s.lr * (want_m[i] / (1 - pow(b1, step))) /
+        if (i < 15000) want[i] *= 1 - share * (double)s.lr * (double)config.weight_decay;
+        want[i] -= share * (double)s.lr * (want_m[i] / (1 - pow(b1, step))) /
                    (sqrt(want_v[i] / (1 - pow(b2, step))) + (double)config.eps);
       }
     }
