@@ -323,73 +323,72 @@ static void test_compared_metrics(g2z_test *t) {
   }
 }
 
-/* The sentences and cells were computed by hand: steps, tokens and seconds until each run reached
- * the same loss, relative to one run; best loss, its step, last loss; then the same three in
- * absolute numbers. */
-static void test_report_compared(g2z_test *t) {
+/* The sentences and cells of test_report_compared were computed by hand: steps, tokens and seconds
+ * until each run reached the same loss, relative to one run; best loss, its step, last loss; then
+ * the same three in absolute numbers. */
 #define NONE "<td>\xe2\x80\x93"
 #define TEXT(set, tokens, text) "{\"set\": \"" set "\", \"tokens\": " #tokens ", \"bytes\": 100, " \
                                 "\"text_hash\": \"" text "\"}"
 #define ALIKE TEXT("v", 100, "e")
 #define COMMON "<p class=lead>b is the best of 3 runs: it reaches the best loss of a, 3.5000, in " \
-  "0.50 of the steps, 0.50 of the tokens and 0.80 of the seconds. Its own best is 3.0000, 0.4375 " \
-  "lower than c&#39;s.</p>"
+               "0.50 of the steps, 0.50 of the tokens and 0.80 of the seconds. Its own best is "   \
+               "3.0000, 0.4375 lower than c&#39;s.</p>"
 #define ROWS "<td>1.00<td>1.00<td>1.00<td>3.5000<td>4<td>3.5000<td>4<td>400<td>2.00", \
              "<td>0.50<td>0.50<td>0.80<td>3.0000<td>3<td>3.1250<td>2<td>200<td>1.60"
-  static const char *const common[3] = {
-      ROWS, "<td>0.50<td>1.00<td>0.25<td>3.4375<td>2<td>3.4375<td>2<td>400<td>0.50"};
-  static const char *const branch[3] = { /* metrics.jsonl of the last run begins at step 2 */
-      ROWS, NONE NONE NONE "<td>3.4375<td>2<td>3.4375" NONE NONE NONE};
-  static const char *const target[3] = {
-      NONE NONE NONE "<td>3.5000<td>4<td>3.5000" NONE NONE NONE,
-      "<td>1.00<td>0.50<td>3.20<td>3.0000<td>3<td>3.1250<td>2<td>200<td>1.60",
-      "<td>1.00<td>1.00<td>1.00<td>3.4375<td>2<td>3.4375<td>2<td>400<td>0.50"};
-  static const char *const apart[3] = { /* no common measure */
-      "<td>3.5000<td>4<td>3.5000", "<td>3.0000<td>3<td>3.1250", "<td>3.4375<td>2<td>3.4375"};
-  /* Twice the tokens in the text of b: its loss of 3.00 is 8.6562 bits per byte. */
-  static const char *const by_bits[3] = {
-      "<td>0.67<td>0.67<td>0.42<td>3.5000<td>4<td>3.5000<td>2<td>200<td>1.00",
-      "<td>1.00<td>1.00<td>1.00<td>3.0000<td>3<td>3.1250<td>3<td>300<td>2.40",
-      "<td>0.67<td>1.33<td>0.21<td>3.4375<td>2<td>3.4375<td>2<td>400<td>0.50"};
-  static const char *const no_curves[3] = {
-      "<td>2.0000" NONE NONE, "<td>2.0000" NONE NONE, "<td>2.0000" NONE NONE};
-  static const struct {
-    const char *targets[3];            /* target_loss of each run */
-    const char *first, *about;         /* sentences: the page's first, and another */
-    const char *const *cells, *line, *other; /* other: validation of b */
-  } cases[] = {{{"null", "null", "null"}, COMMON, "at most 3.5000, the highest of the best values "
-                "of complete runs. Relative figures compare with a.", common, ">loss 3.5000</span>",
-                ALIKE},
-               {{"null", "3.4375", "3.4375"}, "<p class=lead>b gets the lowest loss, but takes "
-                "more seconds than c: it reaches the target loss, 3.4375, in 1.00 of the steps, "
-                "0.50 of the tokens and 3.20 times the seconds of c. Its own best is 3.0000, "
-                "0.4375 lower than c&#39;s.</p>", "at most 3.4375, the target. Relative figures compare "
-                "with c.", target, ">loss 3.4375</span>", ALIKE},
-               {{"3.25", "3.5", "null"}, COMMON, "", common, ">loss 3.5000</span>", ALIKE},
-               {{"1", "1", "1"}, COMMON, "<p>No run reached the target loss, 1.0000.</p>", common,
-                ">loss 3.5000</span>", ALIKE},
-               {{"3.25", "3.25", "3.25"}, COMMON, "<p>Only b reached the target loss, 3.2500.</p>",
-                common, ">loss 3.5000</span>", ALIKE},
-               {{"3", "3", "3"}, "<p class=lead>c gets the lowest bits per byte, but takes more "
-                "tokens than b: it reaches the best bits per byte of b, 8.6562, in 0.67 of the "
-                "steps, 1.33 times the tokens and 0.21 of the seconds. Its own best is 4.9593, "
-                "0.0902 lower than a&#39;s.</p>", "at most 8.6562, the highest ", by_bits,
-                ">bits per byte 8.6562</span>", TEXT("w", 200, "e")},
-               {{"3", "3", "3"}, "<p class=lead>Losses are not compared, since the runs differ in: "
-                "validation tokens. Nor are bits per byte, ", "", apart, "", TEXT("w", 200, "f")},
-               {{"null", "null", "null"}, "<p class=lead>Losses are not compared, since it is not "
-                "known which tokens ", "", apart, "", "null"},
-               {{"null", "null", "null"}, COMMON,
-                "began from another run&#39;s checkpoint has none", branch, ">loss 3.5000</span>",
-                ALIKE},
-               {{"null", "null", "null"}, "<p class=lead>a and b are equally good. The best of "
-                "both is 2.0000. Steps, tokens and seconds are not compared, ", "", no_curves, "",
-                ALIKE}};
+static const char *const test_common[3] = {
+    ROWS, "<td>0.50<td>1.00<td>0.25<td>3.4375<td>2<td>3.4375<td>2<td>400<td>0.50"};
+static const char *const test_branch[3] = { /* metrics.jsonl of the last run begins at step 2 */
+    ROWS, NONE NONE NONE "<td>3.4375<td>2<td>3.4375" NONE NONE NONE};
+static const char *const test_target[3] = {
+    NONE NONE NONE "<td>3.5000<td>4<td>3.5000" NONE NONE NONE,
+    "<td>1.00<td>0.50<td>3.20<td>3.0000<td>3<td>3.1250<td>2<td>200<td>1.60",
+    "<td>1.00<td>1.00<td>1.00<td>3.4375<td>2<td>3.4375<td>2<td>400<td>0.50"};
+static const char *const test_apart[3] = { /* no common measure */
+    "<td>3.5000<td>4<td>3.5000", "<td>3.0000<td>3<td>3.1250", "<td>3.4375<td>2<td>3.4375"};
+/* Twice the tokens in the text of b: its loss of 3.00 is 8.6562 bits per byte. */
+static const char *const test_by_bits[3] = {
+    "<td>0.67<td>0.67<td>0.42<td>3.5000<td>4<td>3.5000<td>2<td>200<td>1.00",
+    "<td>1.00<td>1.00<td>1.00<td>3.0000<td>3<td>3.1250<td>3<td>300<td>2.40",
+    "<td>0.67<td>1.33<td>0.21<td>3.4375<td>2<td>3.4375<td>2<td>400<td>0.50"};
+static const char *const test_no_curves[3] = {
+    "<td>2.0000" NONE NONE, "<td>2.0000" NONE NONE, "<td>2.0000" NONE NONE};
+static const struct {
+  const char *targets[3];              /* target_loss of each run */
+  const char *first, *about;           /* sentences: the page's first, and another */
+  const char *const *cells, *line, *other; /* other: validation of b */
+} test_compared_cases[] = {
+    {{"null", "null", "null"}, COMMON, "at most 3.5000, the highest of the best values of complete "
+     "runs. Relative figures compare with a.", test_common, ">loss 3.5000</span>", ALIKE},
+    {{"null", "3.4375", "3.4375"}, "<p class=lead>b gets the lowest loss, but takes more seconds "
+     "than c: it reaches the target loss, 3.4375, in 1.00 of the steps, 0.50 of the tokens and "
+     "3.20 times the seconds of c. Its own best is 3.0000, 0.4375 lower than c&#39;s.</p>",
+     "at most 3.4375, the target. Relative figures compare with c.", test_target,
+     ">loss 3.4375</span>", ALIKE},
+    {{"3.25", "3.5", "null"}, COMMON, "", test_common, ">loss 3.5000</span>", ALIKE},
+    {{"1", "1", "1"}, COMMON, "<p>No run reached the target loss, 1.0000.</p>", test_common,
+     ">loss 3.5000</span>", ALIKE},
+    {{"3.25", "3.25", "3.25"}, COMMON, "<p>Only b reached the target loss, 3.2500.</p>",
+     test_common, ">loss 3.5000</span>", ALIKE},
+    {{"3", "3", "3"}, "<p class=lead>c gets the lowest bits per byte, but takes more tokens than "
+     "b: it reaches the best bits per byte of b, 8.6562, in 0.67 of the steps, 1.33 times the "
+     "tokens and 0.21 of the seconds. Its own best is 4.9593, 0.0902 lower than a&#39;s.</p>",
+     "at most 8.6562, the highest ", test_by_bits, ">bits per byte 8.6562</span>",
+     TEXT("w", 200, "e")},
+    {{"3", "3", "3"}, "<p class=lead>Losses are not compared, since the runs differ in: validation "
+     "tokens. Nor are bits per byte, ", "", test_apart, "", TEXT("w", 200, "f")},
+    {{"null", "null", "null"}, "<p class=lead>Losses are not compared, since it is not known which "
+     "tokens ", "", test_apart, "", "null"},
+    {{"null", "null", "null"}, COMMON, "began from another run&#39;s checkpoint has none",
+     test_branch, ">loss 3.5000</span>", ALIKE},
+    {{"null", "null", "null"}, "<p class=lead>a and b are equally good. The best of both is "
+     "2.0000. Steps, tokens and seconds are not compared, ", "", test_no_curves, "", ALIKE}};
+
+static void test_report_compared(g2z_test *t) {
   static const char *const names[] = {"a", "b", "c"};
   test_compared_metrics(t);
-  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    const int curves = cases[i].cells != no_curves, first = i == 0;
-    if (cases[i].cells == branch) test_sh(t, "sed -i 1d c/metrics.jsonl");
+  for (size_t i = 0; i < G2Z_COUNT(test_compared_cases); i++) {
+    const int curves = test_compared_cases[i].cells != test_no_curves, first = i == 0;
+    if (test_compared_cases[i].cells == test_branch) test_sh(t, "sed -i 1d c/metrics.jsonl");
     if (!curves) test_sh(t, "rm */metrics.jsonl");
     for (int r = 0; r < 3; r++) {
       FILE *file = test_report_file(t, names[r], "training_metrics.json");
@@ -398,8 +397,7 @@ static void test_report_compared(g2z_test *t) {
               "{\"total_wall_time_sec\": 3, \"best_val_loss\": 2, \"target_loss\": %s, "
               "\"target_step\": 2, \"early_stop_step\": 4}, \"validation\": %s}",
               curves || r < 2 ? "command_line" : "no_command", 1, names[r], test_compared[r].flags,
-              cases[i].targets[r],
-              r == 1 ? cases[i].other : ALIKE);
+              test_compared_cases[i].targets[r], r == 1 ? test_compared_cases[i].other : ALIKE);
       CHECK(t, fclose(file) == 0);
     }
     if (first)
@@ -407,14 +405,14 @@ static void test_report_compared(g2z_test *t) {
     CHECK_OK(t, test_results(t, names, 3));
     const char *page = test_read(t, "all.html");
     const char *begin = strstr(page, "<h1>Runs compared</h1>\n");
-    const size_t length = strlen(cases[i].first);
-    FAIL_IF(t, !begin || strncmp(begin + 23, cases[i].first, length) != 0,
+    const size_t length = strlen(test_compared_cases[i].first);
+    FAIL_IF(t, !begin || strncmp(begin + 23, test_compared_cases[i].first, length) != 0,
             "case %zu begins with %.400s", i, begin);
     for (int r = 0; r < 3; r++)
-      CHECK_HAS(t, page, test_text("<tr><td>%s%s</tr>", names[r], cases[i].cells[r]),
-                cases[i].about, cases[i].line, curves || r < 2 ?
+      CHECK_HAS(t, page, test_text("<tr><td>%s%s</tr>", names[r], test_compared_cases[i].cells[r]),
+                test_compared_cases[i].about, test_compared_cases[i].line, curves || r < 2 ?
                 test_text("<dt>%s</dt><dd>%s</dd>", names[r], test_compared[r].flags) : "");
-    CHECK(t, test_times(page, "class=\"series dash") == 3 * (*cases[i].line != 0));
+    CHECK(t, test_times(page, "class=\"series dash") == 3 * (*test_compared_cases[i].line != 0));
     CHECK(t, !strstr(page, "nan"));
     CHECK(t, !strstr(page, "--seed 1") && !strstr(page, "--eval 0") && !strstr(page, "--run-dir"));
     CHECK(t, test_times(page, "<b>") == 6 * curves && test_times(page, "<h2>Curves") == curves);
