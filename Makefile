@@ -190,7 +190,7 @@ build/plain/.built: peers/plain_cublaslt.cu test_gpt2
 	    -Xlinker -soname=$$name,--default-symver $< -o $(@D)/$$name
 	@touch $@
 
-check: check-compilers check-contents check-flags sanitize ## all compilers without a warning; contents, flags, sanitizers
+check: check-compilers check-contents check-flags check-pictures sanitize ## all compilers without a warning; contents, flags, sanitizers
 
 WARN := -Wall -Wextra -Wpedantic -Werror
 WAYS := "gcc -std=c11 -x c" "clang -std=c11 -x c" \
@@ -359,6 +359,20 @@ build/flags.md: train prepare_data $(HERE)/bench
 	    | sed 's/\(--threads N .*\)\[[0-9]*\]/\1[the number of cores]/'; \
 	done; } > $@.partial && mv $@.partial $@
 
+# README's pictures, from the figures in docs/pictures/*.txt.
+PICTURES := $(wildcard docs/pictures/*.txt)
+pictures: build/draw ## draw README's pictures again, after a change of docs/pictures/*.txt
+	build/draw $(PICTURES)
+build/draw: docs/pictures/draw.c gpt2_zero.h $(EXTRAS)
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -O1 -I. $< -o $@ $(LIBS)
+check-pictures: build/draw
+	@rm -rf build/pictures && mkdir -p build/pictures && cp $(PICTURES) build/pictures
+	@build/draw build/pictures/*.txt
+	@for file in build/pictures/*.svg; do cmp $$file docs/pictures/$$(basename $$file) \
+	  || { echo 'the pictures are not those of docs/pictures/*.txt: make pictures'; exit 1; }; done
+	@echo "ok    docs/pictures: README's pictures"
+
 # ----- data -------------------------------------------------------------------------------------
 
 # $(call fetch,URL,SHA256) makes $@. The file gets this name only if its sha256 is right. After
@@ -373,7 +387,8 @@ elif command -v wget > /dev/null; then wget -q '$1' -O - > $@.partial; else \
   echo 'neither curl nor wget is here: apt-get install curl, or save $1 as $@ yourself'; exit 1; \
 fi || { \
   rm -f $@.partial; \
-  echo 'cannot fetch $1: check the network, or give another address (make help)'; exit 1; }
+  echo 'cannot fetch $1: check the network, or give another address (make help)'; \
+  $(if $(WITHOUT),echo '$(WITHOUT)';) exit 1; }
 @sum=$$( (sha256sum $@.partial || shasum -a 256 $@.partial) 2> /dev/null | cut -d ' ' -f 1); \
 if [ "$$sum" != $2 ]; then \
   rm -f $@.partial; \
@@ -381,6 +396,8 @@ if [ "$$sum" != $2 ]; then \
 @mv $@.partial $@
 endef
 
+data/vocab.bpe data/tinyshakespeare.txt: WITHOUT := Without a network: make run, or your own text: \
+  ./prepare_data --train-bpe 8000 --out data --name mine FILE.txt
 vocab: data/vocab.bpe ## download GPT-2's merge list
 data/vocab.bpe:
 	$(call fetch,$(VOCAB_URL),$(VOCAB_SUM))
@@ -391,6 +408,7 @@ data/tinyshakespeare.txt:
 data/tinyshakespeare_train_000000.bin: data/tinyshakespeare.txt data/vocab.bpe prepare_data
 	./prepare_data --vocab data/vocab.bpe --out data --name tinyshakespeare --val-fraction 0.1 \
 	  --overwrite $<
+	@echo '# trains for 1 to 5 minutes on two CPU cores:'
 	@echo "./train --train 'data/tinyshakespeare_train_*.bin' \\"
 	@echo "        --val 'data/tinyshakespeare_val_*.bin' \\"
 	@echo '        --vocab data/vocab.bpe --layers 4 --channels 128 --context 128'
@@ -414,4 +432,4 @@ help: ## this list
 
 .PHONY: all FORCE run profile test bench readme mutants traces sanitize fuzz check check-header \
         check-nvcc check-cuda sanitize-cuda $(SANITIZED) check-compilers check-contents \
-        check-flags vocab data gpt2 clean help
+        check-flags check-pictures pictures vocab data gpt2 clean help

@@ -103,7 +103,7 @@ static const char *const mode_names[] = {"shards", "encode", "decode"};
        "read ids from standard input, print their text")                                          \
   GROUP("Program")                                                                                \
   FLAG(TEXTS, "threads", INT, threads, 1, THREADS_MAX, "N",                                       \
-       "threads that encode; the output does not depend on N")                                    \
+       "encoding threads; any N gives equal files")                                    \
   FLAG(ANY, "help", SWITCH, help, 0, 0, "", "print this help")
 
 static const char help_begin[] =
@@ -111,30 +111,33 @@ static const char help_begin[] =
     "  ./prepare_data --vocab data/vocab.bpe --out data FILE...\n"
     "  ./prepare_data --vocab data/vocab.bpe --encode < text > ids\n"
     "\n"
-    "FILE.jsonl, .ndjson or .json holds one document per line; any other FILE is text in UTF-8.\n"
-    "gzip and zstd unpack FILE.gz and FILE.zst. - is standard input: text, or one document per\n"
-    "line if --field is given.\n";
+    "FILE.jsonl, .ndjson or .json holds one document per line; any other FILE is\n"
+    "text in UTF-8. gzip and zstd unpack FILE.gz and FILE.zst. - is standard input:\n"
+    "text, or one document per line if --field is given.\n";
 
 static const char help_end[] =
     "\n"
     "Files:\n"
     "  --format llmc   OUT/NAME_train_000000.bin ..., OUT/NAME_val_000000.bin ...\n"
-    "  --format raw    OUT/train.bin, OUT/val.bin; with --name OUT/train_NAME.bin, val_NAME.bin\n"
-    "All files get these names together at the end; a failed run leaves none of them. Existing\n"
-    "shards of this name stay unless --overwrite replaces all of them. If the replacement is\n"
-    "interrupted, the first shard of each set is empty, and programs refuse the set.\n"
+    "  --format raw    OUT/train.bin, OUT/val.bin;\n"
+    "                  with --name OUT/train_NAME.bin, OUT/val_NAME.bin\n"
+    "All files get these names together at the end; a failed run leaves none of\n"
+    "them. Existing shards of this name stay unless --overwrite replaces all of\n"
+    "them. If the replacement is interrupted, the first shard of each set is empty,\n"
+    "and programs refuse the set.\n"
     "\n"
-    "Fine-tuning: --field PROMPT,COMPLETION reads two fields. Each is encoded by itself, and\n"
-    "nothing is put between their tokens. Training learns to predict the completion and\n"
-    "<|endoftext|>, not the prompt: a mask next to each shard, OUT/NAME_train_000000.mask, marks\n"
-    "the difference.\n"
+    "Fine-tuning: --field PROMPT,COMPLETION reads two fields. Each is encoded by\n"
+    "itself, and nothing is put between their tokens. Training learns to predict\n"
+    "the completion and <|endoftext|>, not the prompt: a mask next to each shard,\n"
+    "OUT/NAME_train_000000.mask, marks the difference.\n"
     "\n"
-    "Validation: --val-fraction F takes the fraction F of the documents, evenly spaced, beginning\n"
-    "with the first: every 20th for 0.05. If the input is fewer than 10 / F texts of one document\n"
-    "each, it takes the last F of the bytes of each text instead. The length of .gz, .zst and\n"
-    "standard input is unknown: in this case they give no validation split. --train-bpe learns\n"
-    "from all of the text. A file that is given twice counts twice. It is refused if its\n"
-    "documents could be in both splits.\n"
+    "Validation: --val-fraction F takes the fraction F of the documents, evenly\n"
+    "spaced, beginning with the first: every 20th for 0.05. If the input is fewer\n"
+    "than 10 / F texts of one document each, it takes the last F of the bytes of\n"
+    "each text instead. The length of .gz, .zst and standard input is unknown: in\n"
+    "this case they give no validation split. --train-bpe learns from all of the\n"
+    "text. A file that is given twice counts twice. It is refused if its documents\n"
+    "could be in both splits.\n"
     "nanoGPT's split of a text: --format raw --eot none --val-fraction 0.1 TEXT\n"
     "llm.c's split of a text:   --split-docs blank --val-tokens 32768 TEXT\n";
 

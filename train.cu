@@ -82,6 +82,7 @@ static void print_event(const program *p, const g2z_run_event *event) {
   const int spike = event->metrics.skipped == 2;
   g2z_place place = p->context.ranks.place;
   if (place.rank != 0) return;
+  if (event->kind == G2Z_RUN_DONE && isatty(STDOUT_FILENO)) return; /* its line is for programs */
   if (event->kind != G2Z_RUN_STEP || event->metrics.step == event->steps || spike) {
     if (event->kind == G2Z_RUN_VALIDATION && step[0]) print_log(&place, G2Z_LOG_INFO, step);
     print_log(&place, G2Z_LOG_INFO, event->line);
@@ -210,7 +211,7 @@ static void print_help(void) {
        "fine-tune  the same command with --init-from DIR --lr 3e-5, without --model\n"
        "resume     the same command with --resume latest\n"
        "generate   ./train --init-from RUN_DIR/weights --prompt 'Once upon a time'\n"
-       "           ./train --init-from RUN_DIR/weights --prompt - < FILE    for each line\n"
+       "           ./train --init-from RUN_DIR/weights --prompt - < FILE   for each line\n"
        "score      ./train --init-from RUN_DIR/weights --eval TEXT_FILE\n");
   g2z_run_options_print(print_line, NULL);
 }

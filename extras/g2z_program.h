@@ -588,7 +588,7 @@ G2Z_API void g2z_flags_print(const g2z_flag *flags, int count,
                              void (*line)(void *user, const char *text), void *user) {
   for (int i = 0; i < count; i++) {
     const g2z_flag *flag = &flags[i];
-    char name[96], value[64], text[512];
+    char name[96], value[64], help[512], text[640];
     if (flag->kind == G2Z_FLAG_GROUP) {
       if (i) line(user, "");
       line(user, flag->help);
@@ -603,9 +603,22 @@ G2Z_API void g2z_flags_print(const g2z_flag *flags, int count,
       name[0] = 0;
     }
     g2zg_flag_default(flag, value);
-    if (value[0]) snprintf(text, sizeof text, "  %-30s %s [%s]", name, flag->help, value);
-    else snprintf(text, sizeof text, "  %-30s %s", name, flag->help);
-    line(user, text);
+    snprintf(help, sizeof help, "%s", flag->help);
+    if (value[0]) snprintf(help, sizeof help, "%s [%s]", flag->help, value);
+    for (const char *at = help; *at;) { /* lines of at most 80 columns */
+      size_t length = strlen(at);
+      if (length > 47) {
+        for (length = 47; length > 0 && at[length] != ' ';) length--;
+        if (length == 0) length = strcspn(at, " ");
+        const char *bracket = (const char *)memchr(at + 1, '[', length - 1); /* stays in one line */
+        if (bracket && strlen(bracket) <= 47) length = (size_t)(bracket - 1 - at);
+      }
+      snprintf(text, sizeof text, "  %-30s %.*s", name, (int)length, at);
+      line(user, text);
+      at += length;
+      at += strspn(at, " ");
+      name[0] = 0;
+    }
   }
 }
 

@@ -501,7 +501,7 @@ static void test_sh_line(g2z_test *t, const char *line) {
   FAIL_IF(t, system(test_text("cd '%s' && { %s; }", t->directory, line)) != 0, "failed: %s", line);
 }
 
-/* --help of a program lists the flags that docs/flags.md lists. */
+/* --help of a program lists the flags that docs/flags.md lists, in lines of at most 80 columns. */
 static void test_help(g2z_test *t, const char *name, const char *program) {
   char said[4096];
   const char *want = test_at(t, "flags_wanted");
@@ -510,6 +510,9 @@ static void test_help(g2z_test *t, const char *name, const char *program) {
                                   "diff - '%s' && [ -s '%s' ]", name, want, program, want, want),
                         said, sizeof said);
   FAIL_IF(t, code != 0, "%s --help and docs/flags.md: %s", name, said);
+  code = test_shell(test_text("'%s' --help | awk 'length > 80 {print; bad = 1} END {exit bad}'",
+                              program), said, sizeof said);
+  FAIL_IF(t, code != 0, "%s --help has wider lines: %s", name, said);
 }
 
 /* 1: this machine can open pseudo-terminals; a container may lack /dev/pts. */

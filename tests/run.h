@@ -817,6 +817,17 @@ static void test_train_run(g2z_test *t) {
             "/run/report.html\n", "/weights --prompt 'The'\n", "\nTo train these weights ");
   CHECK(t, test_there(t, "run/RUN_COMPLETE.txt"));
 
+  /* On a terminal the marker for programs is not shown; train.log has it. */
+  char said[8192];
+  if (test_terminals() && test_shell("script --version", said, sizeof said) == 0) {
+    const char *command = test_text("%s %s --steps 2 --sample-tokens 0 --run-dir %s",
+                                    test_train_program(), test_tiny(t), test_at(t, "shown"));
+    test_shell(test_text("script -qec \"%s\" /dev/null", command), said, sizeof said);
+    CHECK_HAS(t, said, "done: loss ");
+    CHECK(t, !strstr(said, "RUN_COMPLETE"));
+    CHECK_HAS(t, test_read(t, "shown/train.log"), "[Rank 0] RUN_COMPLETE checkpoint_path=");
+  }
+
   /* config.json describes the training; Python finds the tokenizer and the sampling settings. */
   CHECK_HAS(t, test_read(t, "weights/config.json"), "\"attn_pdrop\": 0.1,");
   CHECK_HAS(t, test_read(t, "weights/tokenizer_config.json"), "GPT2Tokenizer",
@@ -1092,6 +1103,8 @@ static void test_make_fetch(g2z_test *t) {
       {"cp Makefile \"$D\"; cd \"$D\" && mkdir bad && for f in config.json vocab.json merges.txt "
        "model.safetensors; do echo $f > bad/$f; done", 0, {""}},
       {FETCH "none", 2, {"cannot fetch file:"}},
+      {"cd \"$D\" && env -u MAKEFLAGS make vocab VOCAB_URL=file:///none", 2,
+       {"cannot fetch file:", "Without a network: make run, or your own text: ./prepare_data --tra"}},
       {FETCH "bad", 2, {"but 0daed7749b4f02b8f76240d5444551d7b0"}},
       {"ls -A \"$D/gpt2\" | grep .", 1, {""}},
       /* whatever lies under the name of an unfinished download is removed, not written to */
