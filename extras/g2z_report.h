@@ -717,36 +717,33 @@ static void g2zp_chart_strips(g2z_writer *writer, const g2z_chart *chart, const 
                               const g2zp_scale *y) {
   enum { STRIPS = 100 };
   size_t passed[G2Z_CHART_SERIES] = {0}; /* number of values up to the end of the strip */
-  double begin = x->from, place = NAN;
+  double begin = x->from, shown = NAN, place = NAN;
   char cell[G2ZP_CELL];
   for (int strip = 1; strip <= STRIPS; strip++) {
     const double end = x->from + (x->to - x->from) * strip / STRIPS;
-    int found = 0;                   /* 1: a value lies in this strip */
     for (int s = 0; s < chart->series_count; s++) {
       const g2z_series *series = &chart->series[s];
-      while (passed[s] < series->count &&
-             !(g2zp_scale_at(x, series->x[passed[s]]) > end + 0.05)) {
+      for (; passed[s] < series->count; passed[s]++) {
+        if (g2zp_scale_at(x, series->x[passed[s]]) > end + 0.05) break;
         if (!(place >= series->x[passed[s]])) place = series->x[passed[s]];
-        passed[s]++;
-        found = 1;
       }
     }
     const double at = g2zp_scale_at(x, place);
-    if (!found || isnan(at)) continue; /* the next strip begins here */
+    if (place == shown || isnan(at)) continue; /* no new value: the next strip begins here */
     g2z_writer_printf(writer, "<g class=\"at\"><rect x=\"%s\" y=\"0\" width=\"%s\" "
                       "height=\"%s\"/>", G2ZP_AT(begin), G2ZP_AT(end - begin), G2ZP_AT(y->from));
-    g2zp_svg_line(writer, "", at, y->to, at, y->from);
-    g2z_writer_printf(writer, "<text class=\"mid\" x=\"%s\" y=\"8\">%s: ",
+    g2zp_svg_line(writer, "line", at, y->to, at, y->from);
+    g2z_writer_printf(writer, "<text class=\"mid\" x=\"%s\" y=\"8\">%s:",
                       G2ZP_AT((x->from + x->to) / 2), g2zp_number_text(cell, NULL, place));
     for (int s = 0; s < chart->series_count; s++) {
       const g2z_series *series = &chart->series[s];
       if (!passed[s] || series->mark == G2Z_MARK_CROSS) continue;
-      g2zp_number_text(cell, NULL, series->y[passed[s] - 1]);
-      if (*cell)
+      if (*g2zp_number_text(cell, NULL, series->y[passed[s] - 1]))
         g2z_writer_printf(writer, "<tspan style=\"fill:var(--s%d)\"> %s</tspan>", s, cell);
     }
     g2z_writer_printf(writer, "</text></g>\n");
     begin = end;
+    shown = place;
   }
 }
 
@@ -1657,6 +1654,7 @@ struct g2zp_run {
   g2z_object metrics, launcher, failure;
   char *sample;                      /* the text that the model generated last; NULL: none */
   char *log;                         /* train.log; NULL: none */
+  int diverged;                      /* 1: it ended so */
 };
 
 static void g2zp_run_free(g2z_services *services, g2zp_run *run) {
@@ -1670,6 +1668,7 @@ static void g2zp_run_free(g2z_services *services, g2zp_run *run) {
 
 /* Reads the JSON files. Free *run with g2zp_run_free, also after a failure. */
 static g2z_status g2zp_run_read(g2z_services *services, const char *directory, g2zp_run *run) {
+  char reason[64];
   memset(run, 0, sizeof *run);
   run->metrics.services = run->launcher.services = run->failure.services = services;
   run->directory = g2z_path_in(directory, "metrics.jsonl");
@@ -1679,6 +1678,8 @@ static g2z_status g2zp_run_read(g2z_services *services, const char *directory, g
   }
   run->name = run->directory.text;
   G2Z_TRY(g2zp_read_run(services, directory, &run->metrics));
+  g2z_object_copy(&run->metrics, "shutdown.reason", reason, sizeof reason);
+  run->diverged = strcmp(reason, "diverged") == 0;
   G2Z_TRY(g2z_object_read(services, g2z_path_in(directory, "launcher_metadata.json").text,
                           &run->launcher));
   return g2z_object_read(services, g2z_path_in(directory, "RUN_FAILED.json").text, &run->failure);
@@ -1706,7 +1707,7 @@ static int g2zp_run_result(const g2zp_run *run, char result[64], char why[G2ZP_T
   } else if (run->metrics.text) {
     g2z_object_copy(&run->metrics, "shutdown.reason", result, 64);
     g2z_object_copy(&run->metrics, "shutdown.signal", why, G2ZP_TEXT);
-    if (strcmp(result, "diverged") == 0)
+    if (run->diverged)
       snprintf(why, G2ZP_TEXT, "the last losses are worse than guessing");
   }
   return !*result || strcmp(result, "completed") == 0;
@@ -2379,7 +2380,8 @@ typedef struct g2zp_comparison {
                                       * the measure; NaN: nothing to compare */
   int by_target;                     /* 1: the level is the target */
   const g2zp_run *best;              /* the lowest value; NULL: nothing to compare */
-  const g2zp_run *base;              /* relative figures compare with it; NULL: there are none */
+  const g2zp_run *base;              /* relative figures compare with it; NULL: there are none. A
+                                      * diverged run is no base */
 } g2zp_comparison;
 
 static const struct {
@@ -2480,7 +2482,7 @@ static void g2zp_compare(g2zp_comparison *m) {
     if (!m->best || g2zp_value(run) < g2zp_value(m->best) || isnan(g2zp_value(m->best)))
       m->best = run;
   for (const g2zp_run *run = m->runs; run < m->runs + m->count && m->best; run++)
-    if (run != m->best && !isnan(g2zp_reached(run, G2ZP_COLUMN_val_step)) &&
+    if (run != m->best && !run->diverged && !isnan(g2zp_reached(run, G2ZP_COLUMN_val_step)) &&
         (!m->base || g2zp_value(run) > g2zp_value(m->base)))
       m->base = run;
 }
@@ -2526,6 +2528,8 @@ static void g2zp_page_better(g2z_page *page, const g2zp_comparison *m) {
     const double share = g2zp_reached(m->best, g2zp_spent[i].column) /
                          g2zp_reached(m->base, g2zp_spent[i].column);
     if (!isfinite(share)) continue;
+    if (m->measure == G2ZP_BITS && g2zp_spent[i].column == G2ZP_COLUMN_val_tokens)
+      continue;                      /* tokens of two vocabularies */
     if (known++) joint = i == 2 ? " and " : ", ";
     if (share > 1.005) {
       of = "times";
@@ -2553,8 +2557,8 @@ static void g2zp_page_better(g2z_page *page, const g2zp_comparison *m) {
     snprintf(verdict, sizeof verdict, "%.200s is better than %.200s", best, next->name);
   }
   if (!known)
-    g2z_page_lead(page, "%s. %s Steps, tokens and seconds are not compared, as a run has no "
-                  "metrics.jsonl, or began from another run's checkpoint.", verdict, last);
+    g2z_page_lead(page, "%s. %s Steps, tokens and seconds are not compared, as a run diverged, has "
+                  "no metrics.jsonl, or began from another run's checkpoint.", verdict, last);
   else if (m->by_target)
     g2z_page_lead(page, "%s: %.200s reaches the target loss, %s, in %s of %.200s. %s", verdict,
                   reaches, level, shares, m->base->name, last);
@@ -2659,13 +2663,11 @@ static void g2zp_page_compared(g2z_page *page, const g2zp_comparison *m) {
                 {"time", "seconds of training", X(time_s), X(smooth)}};
   const char *const name = m->measure == G2ZP_BITS ? "bits per byte" : "loss";
   const double levels[2] = {m->level, m->level};
-  char cell[G2ZP_CELL], level_name[G2ZP_CELL + 16], title[64], result[64], why[G2ZP_TEXT];
+  char cell[G2ZP_CELL], level_name[G2ZP_CELL + 16], title[64];
   g2z_axis axis = G2Z_AXIS_AUTO;
   int headed = 0;
-  for (const g2zp_run *run = m->runs; run < m->runs + m->count; run++) {
-    g2zp_run_result(run, result, why); /* a diverged run's losses would flatten the others */
-    if (strcmp(result, "diverged") == 0) axis = G2Z_AXIS_LOG;
-  }
+  for (const g2zp_run *run = m->runs; run < m->runs + m->count; run++)
+    if (run->diverged) axis = G2Z_AXIS_LOG; /* its losses would flatten the others */
   snprintf(level_name, sizeof level_name, "%s %s", name, g2zp_number_text(cell, "%.4f", m->level));
   for (size_t n = 0; n < G2Z_COUNT(charts); n++) {
     g2z_series series[G2Z_CHART_SERIES];
