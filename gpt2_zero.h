@@ -490,6 +490,11 @@ G2Z_API g2z_status g2z_json_write(g2z_services *services, const char *path, g2z_
   X(FP8_FORWARD, "forward") /* logits, and the forward products qkv, attproj, fc and fcproj */    \
   X(FP8_ALL,     "all")     /* forward, and all gradients except attproj's; fp16 only */
 
+/* The first weights of wpe. Learnt from sines, attention finds the tokens before it sooner. */
+#define G2Z_POSITIONS_LIST(X)                                                                     \
+  X(POSITIONS_NORMAL, "normal") /* random, as GPT-2's: standard deviation 0.02 */                 \
+  X(POSITIONS_SINES,  "sines")  /* sine and cosine waves: Vaswani et al. 2017, arXiv:1706.03762 */
+
 #define G2Z_OPTIMIZER_LIST(X)                                                                     \
   X(OPTIMIZER_ADAMW, "adamw")                                                                     \
   X(OPTIMIZER_MUON,  "muon")  /* Muon for the blocks' matrices, AdamW for the rest */
@@ -504,6 +509,7 @@ typedef enum g2z_transport { G2Z_TRANSPORT_LIST(G2Z_LIST_NAME) G2Z_TRANSPORT_COU
 typedef enum g2z_strategy { G2Z_STRATEGY_LIST(G2Z_LIST_NAME) G2Z_STRATEGY_COUNT } g2z_strategy;
 typedef enum g2z_recompute { G2Z_RECOMPUTE_LIST(G2Z_LIST_NAME) G2Z_RECOMPUTE_COUNT } g2z_recompute;
 typedef enum g2z_fp8 { G2Z_FP8_LIST(G2Z_LIST_NAME) G2Z_FP8_COUNT } g2z_fp8;
+typedef enum g2z_positions { G2Z_POSITIONS_LIST(G2Z_LIST_NAME) G2Z_POSITIONS_COUNT } g2z_positions;
 typedef enum g2z_optimizer { G2Z_OPTIMIZER_LIST(G2Z_LIST_NAME) G2Z_OPTIMIZER_COUNT } g2z_optimizer;
 typedef enum g2z_device_kind { G2Z_DEVICE_LIST(G2Z_LIST_NAME) G2Z_DEVICE_COUNT } g2z_device_kind;
 
@@ -533,7 +539,7 @@ typedef struct g2z_optimizer_config {     /* papers: manual, PAPERS */
   g2z_optimizer kind;                     /* lr, weight_decay and clip serve both */
   float lr, min_lr;                       /* peak and final learning rate */
   float adam_lr;                          /* Muon: peak rate of the weights that AdamW updates. It
-                                           * follows lr's schedule: it ends at min_lr adam_lr / lr */
+                                           * follows lr's schedule, down to min_lr adam_lr / lr */
   float beta1, beta2, eps;                /* of AdamW */
   int moments_bf16;                       /* 1: AdamW's m and v are bf16, rounded at random */
   float momentum;                         /* of Muon */
@@ -577,6 +583,7 @@ typedef struct g2z_train_config {
   const char *tuning;           /* file with an earlier run's choices, to repeat them; or NULL */
   const char *train_glob;       /* g2z_loader_config's glob; NULL: the caller passes batches */
   const char *init_from;        /* directory of model.safetensors, config.json; NULL: random */
+  g2z_positions positions;      /* without init_from: the first weights of wpe */
 } g2z_train_config;
 
 /* GPT-2 124M, in the default type of the device that will train: g2z_context_config.device. */
@@ -678,7 +685,7 @@ static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *
   X(QKVW,      BLOCK,  2,    C,    3*C,  NORMAL,    1,     3,    "attn.c_attn.weight")            \
   X(LN1W,      BLOCK,  1,    1,    C,    ONES,      0,     0,    "ln_1.weight")                   \
   X(LN1B,      BLOCK,  1,    1,    C,    ZEROS,     0,     0,    "ln_1.bias")                     \
-  X(WPE,       WPE,    2,    CTX,  C,    NORMAL,    1,     0,    "wpe.weight")                    \
+  X(WPE,       WPE,    2,    CTX,  C,    POSITIONS, 1,     0,    "wpe.weight")                    \
   X(WTE,       WTE,    2,    V,    C,    NORMAL,    1,     0,    "wte.weight")
 
 typedef enum g2z_unit_kind {
@@ -691,7 +698,8 @@ typedef enum g2z_init {
   G2Z_INIT_ZEROS,
   G2Z_INIT_ONES,
   G2Z_INIT_NORMAL,              /* standard deviation 0.02 */
-  G2Z_INIT_RESIDUAL             /* 0.02 / sqrt(2 L) */
+  G2Z_INIT_RESIDUAL,            /* 0.02 / sqrt(2 L) */
+  G2Z_INIT_POSITIONS            /* as NORMAL, or sines: g2z_train_config.positions */
 } g2z_init;
 typedef enum g2z_param { G2Z_PARAM_LIST(G2Z_LIST_NAME) G2Z_PARAM_COUNT } g2z_param;
 
@@ -3809,6 +3817,7 @@ static const g2z_setting g2z__settings[] = {
     CHOICE(schedule,  optimizer.schedule, "cosine", G2Z_SCHEDULE_LIST(G2Z_LIST_WORD), WARN),
     CHOICE(moments,   optimizer.moments_bf16, "fp32", "|fp32|bf16", ROUNDS),
     CHOICE(optimizer, optimizer.kind, "adamw", G2Z_OPTIMIZER_LIST(G2Z_LIST_WORD), WARN),
+    CHOICE(positions, positions, "normal", G2Z_POSITIONS_LIST(G2Z_LIST_WORD), FREE),
     CHOICE(dtype,     dtype,     NULL,   G2Z_DTYPE_LIST(G2Z_LIST_WORD), WARN),
     CHOICE(fp8,       fp8,       "none", G2Z_FP8_LIST(G2Z_LIST_WORD),        WARN),
     CHOICE(grad_fp32, grad_fp32, "same", "|same|fp32",                   ROUNDS),
@@ -10427,6 +10436,22 @@ G2Z_API g2z_status g2z_trainer_read(g2z_trainer *t, g2z_buffer buffer, size_t ca
 
 /* ----- first weights ------------------------------------------------------ */
 
+/* The first weights of wpe, from its element `first` on, with positions=sines. Channels 2 i and
+ * 2 i + 1 of position p are sine and cosine of p / 10000^(2 i / C): attention can find the position
+ * at any distance by a rotation of each pair. With an amplitude of 0.1, waves are 3.5 times as
+ * large as the first embeddings of tokens, whose standard deviation is 0.02. */
+G2Z__PRIVATE void g2z__first_positions(size_t channels, size_t first, size_t count, float *out) {
+  G2Z__PARALLEL(100.0 * (double)count)
+  for (int64_t i = 0; i < (int64_t)count; i++) {
+    const size_t at = first + (size_t)i, position = at / channels, channel = at % channels;
+    const double pair = (double)(channel / 2 * 2) / (double)channels;
+    const double angle = (double)position * pow(10000.0, -pair);
+    double wave = sin(angle);
+    if (channel % 2) wave = cos(angle);
+    out[i] = (float)(0.1 * wave);
+  }
+}
+
 /* Sets out[count] to the first weights from the canonical index `first` on, all of one parameter.
  * Normal numbers are drawn in quads of elements: each parameter begins at a multiple of 8, because
  * C is one, so no quad straddles two calls. */
@@ -10434,6 +10459,11 @@ G2Z__PRIVATE void g2z__first_weights(const g2z_trainer *t, g2z_init init, size_t
                                      size_t count, float *out) {
   if (init == G2Z_INIT_ZEROS || init == G2Z_INIT_ONES) {
     for (size_t i = 0; i < count; i++) out[i] = (float)(init == G2Z_INIT_ONES);
+    return;
+  }
+  if (init == G2Z_INIT_POSITIONS && t->config.positions == G2Z_POSITIONS_SINES) {
+    const size_t begin = t->plan->unit[t->plan->wte - 1].canonical; /* of wpe */
+    g2z__first_positions((size_t)t->plan->model.channels, first - begin, count, out);
     return;
   }
   double scale = 0.02;

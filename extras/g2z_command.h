@@ -169,6 +169,7 @@ static const char *const g2zc_fp8[] = {G2Z_FP8_LIST(G2Z_LIST_TEXT)};
   TRAIN("dropout", dropout, "dropout probability of embedding, attention, projections")           \
   PLAIN("init-from", TEXT, run.train.init_from, "DIR",                                            \
        "start from DIR/model.safetensors and config.json, as Hugging Face writes")                \
+  TRAIN("positions", positions, "first position embeddings; sines: learns sooner")                \
   GROUP("Batch and length")                                                                       \
   TRAIN("batch", batch, "sequences per micro-step and rank")                                      \
   SETTING("seq", seq, seq, "tokens per sequence [context]")                                       \
@@ -608,6 +609,8 @@ static g2z_status g2zc_check_uses(g2z_services *services, const g2z_run_options 
       USE(validates && trains, "target-loss", target_loss, not_both),
       USE(run->eval.count && trains, "eval-every", eval_every,
           "without --eval and --train; give both, or remove it"),
+      USE(!run->train.init_from, "positions", train.positions,
+          "with --init-from, whose weights have positions; remove one of them"),
       USE(muon, "momentum", train.optimizer.momentum,
           "without --optimizer muon; give it, or remove --momentum"),
       USE(muon, "adam-lr", train.optimizer.adam_lr,

@@ -436,7 +436,9 @@ static void test_initialised(g2z_test *t, void *user, const char *name, g2z_para
     sum += (double)v[i];
     square += (double)v[i] * (double)v[i];
   }
-  double spread = init == G2Z_INIT_NORMAL ? 0.02 : init == G2Z_INIT_RESIDUAL ? 0.01 : 0;
+  double spread = 0;
+  if (init == G2Z_INIT_NORMAL || init == G2Z_INIT_POSITIONS) spread = 0.02;
+  if (init == G2Z_INIT_RESIDUAL) spread = 0.01;
   CHECK_NEAR(t, sum / n, init == G2Z_INIT_ONES, 5 * spread / sqrt(n));
   if (spread > 0) CHECK_NEAR(t, sqrt(square / n), spread, 5 * spread / sqrt(2 * n));
 }
@@ -448,6 +450,23 @@ static void test_initialisation(g2z_test *t) {
   float *w = (float *)test_memory(t, plan->parameters * sizeof *w);
   CHECK_OK(t, g2z_trainer_read(trainer, G2Z_BUFFER_MASTER, 0, plan->parameters, w));
   test_tensors(t, plan, test_initialised, w);
+  /* Sines: the product of two positions depends on their distance alone. */
+  config.positions = G2Z_POSITIONS_SINES;
+  trainer = test_trainer_of(t, &config);
+  float *sines = (float *)test_memory(t, plan->parameters * sizeof *sines);
+  CHECK_OK(t, g2z_trainer_read(trainer, G2Z_BUFFER_MASTER, 0, plan->parameters, sines));
+  const size_t begin = plan->unit[plan->wte - 1].canonical, end = plan->unit[plan->wte].canonical;
+  CHECK(t, end - begin == 32 * 64 && memcmp(sines, w, begin * sizeof *w) == 0);
+  CHECK(t, memcmp(sines + end, w + end, (plan->parameters - end) * sizeof *w) == 0);
+  for (int p = 0; p < 32; p++)
+    for (int q = 0; q <= p; q++) {
+      double product = 0, want = 0;
+      for (int c = 0; c < 64; c++)
+        product += (double)sines[begin + (size_t)(64 * p + c)] *
+                   (double)sines[begin + (size_t)(64 * q + c)];
+      for (int i = 0; i < 32; i++) want += 0.01 * cos((p - q) * pow(1e4, -i / 32.0));
+      CHECK_NEAR(t, product, want, 1e-7);
+    }
 }
 
 static void test_validation(g2z_test *t) {
