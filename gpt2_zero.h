@@ -2090,8 +2090,10 @@ compile without it (-O3 in place of -Ofast), or add -fno-fast-math at the end"
 #ifdef _OPENMP
 #include <omp.h>
 #endif
-#if defined(__SSE4_2__) && defined(__x86_64__)
-#include <nmmintrin.h> /* CRC-32C as an instruction */
+#if defined(__SSE2__)
+#include <immintrin.h> /* vectors of products; CRC-32C as an instruction */
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 /* The first header of the C library in a file fixes which functions all of them declare. */
@@ -6269,37 +6271,118 @@ G2Z_API g2z_status g2z_device_memory(g2z_services *services, g2z_device_kind kin
  * In:  tensors as fp32 in host memory. Out: the same; outputs hold values of the device's types.
  * Law: a thread owns the elements that it writes, and each element's sum runs in an order that
  *      depends on the shapes alone: no result depends on the number of threads.
- * Each op is written as its formula. Arithmetic is fp32, matrix products too; norms, softmax and
- * column sums add up in fp64. An output is rounded once, when it is stored. */
+ * Each op is written as its formula, except products, which take most of the time. Arithmetic is
+ * fp32, matrix products too; norms, softmax and column sums add up in fp64. An output is rounded
+ * once, when it is stored. */
 
 /* Runs a loop in parallel if it has enough operations: waking the threads also costs time. */
 #define G2Z__PRAGMA(text) _Pragma(#text)
 #if defined(_OPENMP)
 #define G2Z__PARALLEL(work) \
   G2Z__PRAGMA(omp parallel for schedule(guided) if((double)(work) > 2e5))
+G2Z__PRIVATE int g2z__cpu_threads(void) { return omp_get_max_threads(); }
+G2Z__PRIVATE int g2z__cpu_thread(void) { return omp_get_thread_num(); }
 #else
 #define G2Z__PARALLEL(work)
+G2Z__PRIVATE int g2z__cpu_threads(void) { return 1; }
+G2Z__PRIVATE int g2z__cpu_thread(void) { return 0; }
 #endif
 
-/* ----- 16 lanes ----------------------------------------------------------
- * A compiler must not reorder a sum of floats to vectorise it. So products are written with 16
- * explicit lanes, in several vectors of the machine's size. With compilers other than gcc and clang
- * a vector is one float; the arithmetic is the same. */
+/* ----- vectors -----------------------------------------------------------
+ * A compiler must not reorder a sum of floats to vectorise it. So products and exponentials are
+ * written with vectors of the target's size, in the notation of gcc and clang: x * y is a product
+ * lane by lane. FMA has no notation and gets a macro. Where the target has FMA, a
+ * product and its sum are rounded once, on SSE2 twice: these results differ. Otherwise no result
+ * depends on the size of a vector. */
+
+#if defined(__AVX512F__)
+#define G2Z__VECTOR 16 /* floats */
+#define G2Z__FMA(x, y, z) _mm512_fmadd_ps(x, y, z)
+#elif defined(__AVX2__) && defined(__FMA__)
+#define G2Z__VECTOR 8
+#define G2Z__FMA(x, y, z) _mm256_fmadd_ps(x, y, z)
+#elif defined(__aarch64__)
+#define G2Z__VECTOR 4
+#define G2Z__FMA(x, y, z) vfmaq_f32(z, x, y)
+#elif defined(__SSE2__)
+#define G2Z__VECTOR 4
+#define G2Z__FMA(x, y, z) ((x) * (y) + (z))
+#else
+#define G2Z__VECTOR 4
+#define G2Z__FMA(x, y, z) ((x) * (y) + (z))
+#endif
+
+#if defined(__clang__) || defined(__CUDACC__)
+#define G2Z__UNROLL G2Z__PRAGMA(unroll)
+#else
+#define G2Z__UNROLL G2Z__PRAGMA(GCC unroll 8)
+#endif
+
+/* They may lie anywhere in an array of floats. */
+typedef float g2z__cpu_vector __attribute__((vector_size(4 * G2Z__VECTOR), aligned(4), may_alias));
+typedef float g2z__cpu_four __attribute__((vector_size(16), aligned(4), may_alias));
+typedef int32_t g2z__cpu_integers __attribute__((vector_size(4 * G2Z__VECTOR)));
+
+/* A vector whose lanes are x. x - 0 is x, even if x is -0. */
+static inline g2z__cpu_vector g2z__cpu_all(float x) {
+  const g2z__cpu_vector zero = {0};
+  return x - zero;
+}
+
+/* Lane by lane: x where the condition, a comparison of vectors, holds; y elsewhere. */
+static inline g2z__cpu_vector g2z__cpu_choose(g2z__cpu_integers condition, g2z__cpu_vector x,
+                                              g2z__cpu_vector y) {
+  return (g2z__cpu_vector)(((g2z__cpu_integers)x & condition) |
+                           ((g2z__cpu_integers)y & ~condition));
+}
+
+/* exp(x), within 1.4 units in the last place; 0 below -87.3, exp(88) above 88, NaN for NaN. With
+ * n = the integer nearest to x / ln 2 and r = x - n ln 2, it is 2^n exp(r); the polynomial is from
+ * Cephes. Adding 1.5 * 2^23 rounds to an integer, which then stands in the lowest bits. */
+static inline g2z__cpu_vector g2z__cpu_exp(g2z__cpu_vector x) {
+  const g2z__cpu_vector integer = g2z__cpu_all(0x1.8p23f);
+  const g2z__cpu_integers high = x > 88.0f, low = x < -87.3f;
+  x = g2z__cpu_choose(high, g2z__cpu_all(88.0f), x);
+  const g2z__cpu_vector shifted = G2Z__FMA(x, g2z__cpu_all(1.44269504f), integer);
+  const g2z__cpu_vector n = shifted - integer;
+  g2z__cpu_vector r = G2Z__FMA(n, g2z__cpu_all(-0.693359375f), x); /* exact */
+  r = G2Z__FMA(n, g2z__cpu_all(2.12194440e-4f), r);
+  g2z__cpu_vector sum = g2z__cpu_all(1.9875691500e-4f);
+  sum = G2Z__FMA(sum, r, g2z__cpu_all(1.3981999507e-3f));
+  sum = G2Z__FMA(sum, r, g2z__cpu_all(8.3334519073e-3f));
+  sum = G2Z__FMA(sum, r, g2z__cpu_all(4.1665795894e-2f));
+  sum = G2Z__FMA(sum, r, g2z__cpu_all(1.6666665459e-1f));
+  sum = G2Z__FMA(sum, r, g2z__cpu_all(5.0000001201e-1f));
+  sum = G2Z__FMA(sum, r * r, r) + 1.0f;
+  const g2z__cpu_integers power = ((g2z__cpu_integers)shifted + 127) << 23;
+  return g2z__cpu_choose(low, g2z__cpu_all(0), sum * (g2z__cpu_vector)power);
+}
+
+/* x[n] = exp(x[n] - less) */
+G2Z__PRIVATE void g2z__cpu_exps(float *x, float less, int n) {
+  int i = 0;
+  for (; i + G2Z__VECTOR <= n; i += G2Z__VECTOR) {
+    g2z__cpu_vector *at = (g2z__cpu_vector *)(x + i);
+    *at = g2z__cpu_exp(*at - less);
+  }
+  g2z__cpu_vector rest = {0};
+  memcpy(&rest, x + i, (size_t)(n - i) * sizeof *x);
+  rest = g2z__cpu_exp(rest - less);
+  memcpy(x + i, &rest, (size_t)(n - i) * sizeof *x);
+}
+
+/* to[n] = from[n], rounded to the type. */
+G2Z__PRIVATE void g2z__cpu_store(g2z_dtype dtype, float *__restrict__ to,
+                                 const float *__restrict__ from, int n) {
+  if (dtype == G2Z_FP16)
+    for (int i = 0; i < n; i++) to[i] = g2z__round_fp16(from[i]);
+  else if (dtype == G2Z_BF16)
+    for (int i = 0; i < n; i++) to[i] = g2z__round_bf16(from[i]);
+  else
+    memcpy(to, from, (size_t)n * sizeof *to);
+}
 
 #define G2Z__LANES 16
-#if defined(__AVX__)
-#define G2Z__VECTOR 8 /* floats in a vector */
-#elif defined(__GNUC__)
-#define G2Z__VECTOR 4
-#else
-#define G2Z__VECTOR 1
-#endif
-#define G2Z__VECTORS (G2Z__LANES / G2Z__VECTOR)
-#if defined(__GNUC__)
-typedef float g2z__cpu_vector __attribute__((vector_size(4 * G2Z__VECTOR), aligned(4), may_alias));
-#else
-typedef float g2z__cpu_vector;
-#endif
 
 /* The sum of a[i] * b[i]: element i is added in lane i % 16, then the lanes are added in pairs. */
 G2Z__PRIVATE float g2z__cpu_dot(const float *a, const float *b, int n) {
@@ -6336,13 +6419,42 @@ static inline float g2z__cpu_row_factor(const g2z_dropout *dropout, int row, int
 }
 
 /* ----- products ---------------------------------------------------------
- * out[M,N] = a[M,K] b[K,N], then the op's epilogue. A task computes 16 columns of up to 192 rows.
- * It first copies its part of b, 16 lanes for each k, because the rows of b (columns, if
- * transposed) lie far apart. Groups of 128 products are added up: long sums lose few digits. */
+ * out[M,N] = a[M,K] b[K,N], then the op's epilogue. As in GotoBLAS, each level of memory holds what
+ * the loops inside it read again and again. Sizes are for AVX-512, whose 32 registers have 16
+ * floats:
+ *
+ *   registers   tile    8 rows x 3 vectors of sums. For each k, 3 vectors of b and 8 numbers of a
+ *                       give 24 FMAs. Targets with 16 registers have tiles of 4 rows.
+ *   L1          panels  128 k for a tile: 24 KB of b for 48 columns, 4 KB of a for 8 rows
+ *   L2          task    256 rows x 384 columns: its sums (384 KB), and its panels of a (128 KB) and
+ *                       of b (192 KB)
+ *
+ *   for each task                          threads share the tasks
+ *     for each 128 k
+ *       pack a and b into panels           a[k][8], b[k][48]; missing rows and columns are 0
+ *       for each panel of b                it stays in L1
+ *         for each panel of a              a tile adds 128 products to each of its sums
+ *     for each row: the epilogue
+ *
+ * To pack 256 + 384 numbers for 256 x 384 FMAs takes a tenth of the time. A tile adds up 128
+ * products before it adds them to the sum, so that long sums lose few digits. This order depends on
+ * k alone: tasks and threads change no bit, and a row has the same bits alone and among others. */
 
-#define G2Z__ROWS 192  /* rows of a task, a multiple of G2Z__GROUP */
-#define G2Z__GROUP 6   /* rows that share each load of b: 6 x 16 sums fill the registers */
-#define G2Z__STEPS 128 /* products per group that is added up */
+#if defined(__AVX512F__) || defined(__aarch64__)
+#define G2Z__TILE_ROWS 8
+#else
+#define G2Z__TILE_ROWS 4
+#endif
+#define G2Z__TILE_VECTORS 3
+#define G2Z__TILE_COLUMNS (G2Z__TILE_VECTORS * G2Z__VECTOR)
+#define G2Z__WIDE (2 * G2Z__TILE_COLUMNS) /* columns of a tile of one row */
+#define G2Z__STEPS 128                    /* k of a panel: products that are added up as a group */
+#define G2Z__TASK_ROWS 256                /* most rows of a task */
+#define G2Z__TASK_COLUMNS 384             /* most columns; its sums are so far apart */
+#define G2Z__TASK_GRAIN 96                /* columns come in multiples of it, and of any tile */
+#define G2Z__TASK_SUMS (G2Z__TASK_ROWS * G2Z__TASK_COLUMNS)
+#define G2Z__TASK_FLOATS \
+  (G2Z__TASK_SUMS + (G2Z__TASK_ROWS + G2Z__TASK_COLUMNS) * G2Z__STEPS)
 
 typedef struct g2z__cpu_matrix { /* element (i,j) is at[i * row + j * column] */
   const float *at;
@@ -6385,73 +6497,196 @@ G2Z__PRIVATE g2z__cpu_product g2z__cpu_product_of(int M, int N, int K, g2z__cpu_
   return product;
 }
 
-/* sums[rows][16] += a[rows,K] b[K][16], for up to 6 rows. If there are fewer, the last row takes
- * the part of the missing ones, whose sums are not read. */
-G2Z__PRIVATE void g2z__cpu_group(float (*sums)[G2Z__LANES], g2z__cpu_matrix a,
-                                 const float (*b)[G2Z__LANES], int rows, int K) {
-  g2z__cpu_vector sum[G2Z__GROUP][G2Z__VECTORS];
-  const float *from[G2Z__GROUP];
-  memset(sum, 0, sizeof sum);
-  for (int i = 0; i < G2Z__GROUP; i++) from[i] = a.at + G2Z__MIN(i, rows - 1) * a.row;
-  for (int k = 0; k < K; k++) {
-    const g2z__cpu_vector *y = (const g2z__cpu_vector *)b[k];
-    for (int i = 0; i < G2Z__GROUP; i++) {
-      float x = from[i][k * a.column];
-      for (int v = 0; v < G2Z__VECTORS; v++) sum[i][v] += x * y[v];
+/* to[k][width] = from[lane][k] for 4 lanes and 4 k. */
+static inline void g2z__cpu_turn(float *to, int width, const float *from, ptrdiff_t row) {
+#if defined(__SSE2__)
+  __m128 lane0 = _mm_loadu_ps(from), lane1 = _mm_loadu_ps(from + row);
+  __m128 lane2 = _mm_loadu_ps(from + 2 * row), lane3 = _mm_loadu_ps(from + 3 * row);
+  _MM_TRANSPOSE4_PS(lane0, lane1, lane2, lane3);
+  _mm_storeu_ps(to, lane0);
+  _mm_storeu_ps(to + width, lane1);
+  _mm_storeu_ps(to + 2 * width, lane2);
+  _mm_storeu_ps(to + 3 * width, lane3);
+#else
+  for (int k = 0; k < 4; k++)
+    for (int lane = 0; lane < 4; lane++) to[k * width + lane] = from[lane * row + k];
+#endif
+}
+
+/* Packs K elements of each lane, a row of a or a column of b, into panels of `width` lanes:
+ * to[panel][k][width]. Element (i,k) of `from` is lane i at k; missing lanes are 0. Vectors of 4
+ * follow the memory's rows: they copy 4 lanes, or transpose 4 lanes and 4 k. */
+G2Z__PRIVATE void g2z__cpu_pack(float *to, g2z__cpu_matrix from, int lanes, int K, int width) {
+  for (int first = 0; first < lanes; first += width, to += width * K) {
+    const float *at = from.at + first * from.row;
+    const int here = G2Z__MIN(width, lanes - first), fours = here / 4 * 4;
+    int deep = 0; /* so many k of the first `fours` lanes are packed by vectors */
+    if (from.row == 1) {
+      deep = K;
+      for (int k = 0; k < deep; k++)
+        for (int i = 0; i < fours; i += 4)
+          *(g2z__cpu_four *)(to + k * width + i) =
+              *(const g2z__cpu_four *)(at + k * from.column + i);
+    } else if (from.column == 1) {
+      deep = K / 4 * 4;
+      for (int i = 0; i < fours; i += 4)
+        for (int k = 0; k < deep; k += 4)
+          g2z__cpu_turn(to + k * width + i, width, at + i * from.row + k, from.row);
+    }
+    for (int k = 0; k < K; k++) {
+      int i = 0;
+      if (k < deep) i = fours;
+      for (; i < here; i++) to[k * width + i] = at[i * from.row + k * from.column];
+      for (; i < width; i++) to[k * width + i] = 0;
     }
   }
-  for (int i = 0; i < G2Z__GROUP; i++)
-    for (int v = 0; v < G2Z__VECTORS; v++) ((g2z__cpu_vector *)sums[i])[v] += sum[i][v];
+}
+
+/* Adds a[K][rows] b[K][vectors] to sums of a task. a is a panel, of G2Z__TILE_ROWS numbers per k;
+ * rows of b are b_row apart. `rows` and `vectors` are constants of each call, so that the compiler
+ * unrolls the loops and keeps the sums in registers. */
+static inline __attribute__((always_inline)) void
+g2z__cpu_tile(int rows, int vectors, float *sums, const float *a, const float *b, ptrdiff_t b_row,
+              int K) {
+  g2z__cpu_vector sum[G2Z__TILE_ROWS][2 * G2Z__TILE_VECTORS];
+  memset(sum, 0, sizeof sum);
+  for (int k = 0; k < K; k++, a += G2Z__TILE_ROWS, b += b_row) {
+    const g2z__cpu_vector *y = (const g2z__cpu_vector *)b;
+    G2Z__UNROLL
+    for (int i = 0; i < rows; i++) {
+      const g2z__cpu_vector x = g2z__cpu_all(a[i]);
+      G2Z__UNROLL
+      for (int v = 0; v < vectors; v++) sum[i][v] = G2Z__FMA(x, y[v], sum[i][v]);
+    }
+  }
+  G2Z__UNROLL
+  for (int i = 0; i < rows; i++) {
+    g2z__cpu_vector *to = (g2z__cpu_vector *)(sums + i * G2Z__TASK_COLUMNS);
+    G2Z__UNROLL
+    for (int v = 0; v < vectors; v++) to[v] += sum[i][v];
+  }
 }
 
 #define G2Z__GELU_SCALE 0.797884561f /* sqrt(2 / pi) */
 #define G2Z__GELU_CUBE 0.044715f
 
-/* The epilogue: turns the sum `y` of element (row, column) into the output, and stores it. */
-static inline void g2z__cpu_finish(const g2z__cpu_product *p, float y, int row, int column) {
-  ptrdiff_t at = row * p->out_row + column;
-  if (p->bias) y += p->bias[column];
-  if (p->slope) {
-    /* GELU's tanh form, 0.5 y (1 + tanh u), is y times 1 / (1 + e) with e = exp(-2u). This loses
-     * no digits where tanh u is near -1. The bound keeps e finite. */
-    float u = y * (y * y * (G2Z__GELU_SCALE * G2Z__GELU_CUBE) + G2Z__GELU_SCALE);
-    float du = y * y * (3.0f * G2Z__GELU_SCALE * G2Z__GELU_CUBE) + G2Z__GELU_SCALE;
-    float e = expf(G2Z__MIN(-2.0f * u, 88.0f)), gate = 1.0f / (e + 1.0f);
-    p->slope[at] = g2z__round(p->dtype, gate + 2.0f * y * du * gate * (e * gate));
-    y *= gate;
+/* y[n] = GELU(y[n]); slope[n] is its derivative, rounded to the type. n: at most a task's columns.
+ * GELU's tanh form, 0.5 y (1 + tanh u), is y times 1 / (1 + e) with e = exp(-2u). This loses no
+ * digits where tanh u is near -1. */
+G2Z__PRIVATE void g2z__cpu_gelu(g2z_dtype dtype, float *__restrict__ y, float *slope, int n) {
+  float exps[G2Z__TASK_COLUMNS], slopes[G2Z__TASK_COLUMNS];
+  for (int j = 0; j < n; j++)
+    exps[j] = y[j] * (y[j] * y[j] * (-2.0f * G2Z__GELU_SCALE * G2Z__GELU_CUBE) -
+                      2.0f * G2Z__GELU_SCALE);
+  g2z__cpu_exps(exps, 0, n);
+  for (int j = 0; j < n; j++) {
+    const float du = y[j] * y[j] * (3.0f * G2Z__GELU_SCALE * G2Z__GELU_CUBE) + G2Z__GELU_SCALE;
+    const float e = exps[j], gate = 1.0f / (e + 1.0f);
+    slopes[j] = gate + 2.0f * y[j] * du * gate * (e * gate);
+    y[j] *= gate;
   }
-  if (p->times) y *= p->times[at];
-  if (p->residual)
-    y = p->residual[at] + y * g2z__cpu_row_factor(p->dropout, row, column, p->N);
-  if (p->mode == G2Z_ACCUMULATE) y += p->out[at];
-  p->out[at] = g2z__round(p->dtype, y);
+  g2z__cpu_store(dtype, slope, slopes, n);
 }
 
-G2Z__PRIVATE void g2z__cpu_multiply(const g2z__cpu_product *p) {
-  int64_t down = (p->M + G2Z__ROWS - 1) / G2Z__ROWS;
-  int64_t tasks = down * ((p->N + G2Z__LANES - 1) / G2Z__LANES);
+/* The epilogue of n columns of a row: turns the sums y[n] into the output, and stores it. */
+G2Z__PRIVATE void g2z__cpu_finish(const g2z__cpu_product *p, float *__restrict__ y, int row,
+                                  int column, int n) {
+  const ptrdiff_t at = row * p->out_row + column;
+  if (p->bias)
+    for (int j = 0; j < n; j++) y[j] += p->bias[column + j];
+  if (p->slope) g2z__cpu_gelu(p->dtype, y, p->slope + at, n);
+  if (p->times)
+    for (int j = 0; j < n; j++) y[j] *= p->times[at + j];
+  if (p->residual) {
+    if (g2z__dropout_on(p->dropout))
+      for (int j = 0; j < n; j++) y[j] *= g2z__cpu_row_factor(p->dropout, row, column + j, p->N);
+    for (int j = 0; j < n; j++) y[j] += p->residual[at + j];
+  }
+  if (p->mode == G2Z_ACCUMULATE)
+    for (int j = 0; j < n; j++) y[j] += p->out[at + j];
+  g2z__cpu_store(p->dtype, p->out + at, y, n);
+}
+
+/* A task: rows x columns of `out` from (row,column) on. A single row uses b only once, so it reads
+ * columns that lie side by side in place. */
+G2Z__PRIVATE void g2z__cpu_task(const g2z__cpu_product *p, float *memory, int row, int rows,
+                                int column, int columns) {
+  float *sums = memory, *a = sums + G2Z__TASK_SUMS, *b = a + G2Z__TASK_ROWS * G2Z__STEPS;
+  int in_place = 0; /* columns of b that are not packed */
+  if (rows == 1 && p->b.column == 1) in_place = columns / G2Z__WIDE * G2Z__WIDE;
+  memset(sums, 0, (size_t)rows * G2Z__TASK_COLUMNS * sizeof *sums);
+  for (int first = 0; first < p->K; first += G2Z__STEPS) {
+    const int K = G2Z__MIN(G2Z__STEPS, p->K - first);
+    const float *at = p->b.at + (first * p->b.row + column * p->b.column);
+    const g2z__cpu_matrix left = {p->a.at + (row * p->a.row + first * p->a.column), p->a.row,
+                                  p->a.column};
+    const g2z__cpu_matrix right = {at + in_place * p->b.column, p->b.column, p->b.row};
+    g2z__cpu_pack(a, left, rows, K, G2Z__TILE_ROWS);
+    g2z__cpu_pack(b, right, columns - in_place, K, G2Z__TILE_COLUMNS);
+    for (int j = 0; j < in_place; j += G2Z__WIDE)
+      g2z__cpu_tile(1, 2 * G2Z__TILE_VECTORS, sums + j, a, at + j, p->b.row, K);
+    for (int j = in_place; j < columns; j += G2Z__TILE_COLUMNS)
+      for (int i = 0; i < rows; i += G2Z__TILE_ROWS)
+        g2z__cpu_tile(G2Z__TILE_ROWS, G2Z__TILE_VECTORS, sums + i * G2Z__TASK_COLUMNS + j,
+                      a + i * K, b + (j - in_place) * K, G2Z__TILE_COLUMNS, K);
+  }
+  for (int i = 0; i < rows; i++)
+    g2z__cpu_finish(p, sums + i * G2Z__TASK_COLUMNS, row + i, column, columns);
+}
+
+typedef struct g2z__cpu_backend {
+  float *memory;               /* of tasks: products reuse it */
+  size_t capacity;
+} g2z__cpu_backend;
+
+/* Memory for a task of each thread, aligned to cache lines. */
+G2Z__PRIVATE g2z_status g2z__cpu_memory(g2z_device *device, int threads, float **out) {
+  if (!device->backend) {
+    g2z__cpu_backend *created;
+    G2Z_TRY(G2Z_NEW(device->services, 1, &created));
+    device->backend = created;
+  }
+  g2z__cpu_backend *backend = (g2z__cpu_backend *)device->backend;
+  const size_t floats = (size_t)threads * G2Z__TASK_FLOATS + 16;
+  G2Z_TRY(G2Z_GROW(device->services, &backend->memory, &backend->capacity, 0, floats));
+  *out = backend->memory + (64 - (uintptr_t)backend->memory % 64) % 64 / sizeof(float);
+  return G2Z_OK;
+}
+
+/* The size of equal parts of n: at most `most`, a multiple of `grain`. */
+G2Z__PRIVATE int g2z__cpu_part(int n, int most, int grain) {
+  const int parts = (n + most - 1) / most, part = (n + parts - 1) / parts;
+  return (part + grain - 1) / grain * grain;
+}
+
+/* Chooses the size of tasks that gives the busiest thread the least work: one per sum, and 16 per
+ * number that is packed. */
+G2Z__PRIVATE g2z_status g2z__cpu_multiply(g2z_device *device, const g2z__cpu_product *p) {
+  const int threads = g2z__cpu_threads();
+  int rows = 0, columns = 0;
+  double least = INFINITY;
+  float *memory;
+  G2Z_TRY(g2z__cpu_memory(device, threads, &memory));
+  for (int most_rows = G2Z__TASK_ROWS; most_rows >= 32; most_rows /= 2)
+    for (int most_columns = G2Z__TASK_COLUMNS; most_columns >= G2Z__TASK_GRAIN; most_columns /= 2) {
+      const int r = g2z__cpu_part(p->M, most_rows, G2Z__TILE_ROWS);
+      const int c = g2z__cpu_part(p->N, most_columns, G2Z__TASK_GRAIN);
+      const int64_t tasks = (int64_t)((p->M + r - 1) / r) * ((p->N + c - 1) / c);
+      const double work = (double)((tasks + threads - 1) / threads) * (r * c + 16.0 * (r + c));
+      if (work >= least) continue;
+      least = work;
+      rows = r;
+      columns = c;
+    }
+  const int64_t down = (p->M + rows - 1) / rows;
+  const int64_t tasks = down * ((p->N + columns - 1) / columns);
   G2Z__PARALLEL(2.0 * p->M * p->N * p->K)
   for (int64_t task = 0; task < tasks; task++) {
-    int row = (int)(task % down) * G2Z__ROWS, rows = G2Z__MIN(G2Z__ROWS, p->M - row);
-    int column = (int)(task / down) * G2Z__LANES;
-    int columns = G2Z__MIN(G2Z__LANES, p->N - column);
-    float sums[G2Z__ROWS][G2Z__LANES], b[G2Z__STEPS][G2Z__LANES];
-    memset(sums, 0, sizeof sums);
-    memset(b, 0, sizeof b); /* lanes beyond the last column stay 0 */
-    for (int first = 0; first < p->K; first += G2Z__STEPS) {
-      int K = G2Z__MIN(G2Z__STEPS, p->K - first);
-      const float *from = p->b.at + (first * p->b.row + column * p->b.column);
-      for (int k = 0; k < K; k++)
-        for (int j = 0; j < columns; j++) b[k][j] = from[k * p->b.row + j * p->b.column];
-      for (int i = 0; i < rows; i += G2Z__GROUP) {
-        g2z__cpu_matrix a = p->a;
-        a.at += (row + i) * a.row + first * a.column;
-        g2z__cpu_group(sums + i, a, (const float (*)[G2Z__LANES])b, rows - i, K);
-      }
-    }
-    for (int i = 0; i < rows; i++)
-      for (int j = 0; j < columns; j++) g2z__cpu_finish(p, sums[i][j], row + i, column + j);
+    const int row = (int)(task % down) * rows, column = (int)(task / down) * columns;
+    g2z__cpu_task(p, memory + g2z__cpu_thread() * G2Z__TASK_FLOATS, row,
+                  G2Z__MIN(rows, p->M - row), column, G2Z__MIN(columns, p->N - column));
   }
+  return G2Z_OK;
 }
 
 /* ----- sums over tokens ------------------------------------------------- */
@@ -6518,7 +6753,11 @@ G2Z__PRIVATE g2z_status g2z__cpu_synchronize(g2z_device *device) {
   return G2Z_OK;
 }
 
-G2Z__PRIVATE void g2z__cpu_close(g2z_device *device) { (void)device; }
+G2Z__PRIVATE void g2z__cpu_close(g2z_device *device) {
+  g2z__cpu_backend *backend = (g2z__cpu_backend *)device->backend;
+  if (backend) g2z_release(device->services, backend->memory);
+  g2z_release(device->services, backend);
+}
 
 /* ----- casts ------------------------------------------------------------ */
 
@@ -6726,9 +6965,9 @@ G2Z__PRIVATE g2z_status g2z__cpu_linear_fwd(g2z_device *device, const g2z_linear
   p.slope = (float *)op->slope;
   p.residual = (const float *)op->residual;
   p.dropout = &op->dropout;
-  g2z__cpu_multiply(&p);
+  const g2z_status status = g2z__cpu_multiply(device, &p);
   g2z_release(device->services, rounded);
-  return G2Z_OK;
+  return status;
 }
 
 G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_data(g2z_device *device,
@@ -6750,11 +6989,11 @@ G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_data(g2z_device *device,
   p.out = (float *)op->dx;
   p.dtype = device->dtype;
   p.times = (const float *)op->slope;
-  g2z__cpu_multiply(&p);
+  const g2z_status status = g2z__cpu_multiply(device, &p);
   g2z_release(device->services, rounded);
-  if (op->slope)
+  if (status == G2Z_OK && op->slope)
     g2z__cpu_column_sums(device->grad_dtype, op->dbias, op->mode, op->dx, NULL, NULL, NULL, N, K);
-  return G2Z_OK;
+  return status;
 }
 
 G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_weight(g2z_device *device,
@@ -6776,9 +7015,9 @@ G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_weight(g2z_device *device,
   p.out = (float *)op->dw;
   p.dtype = device->grad_dtype;
   p.mode = op->mode;
-  g2z__cpu_multiply(&p);
+  const g2z_status status = g2z__cpu_multiply(device, &p);
   g2z_release(device->services, rounded);
-  return G2Z_OK;
+  return status;
 }
 
 /* ----- attention --------------------------------------------------------
@@ -6911,40 +7150,42 @@ G2Z__PRIVATE float g2z__cpu_classify(g2z_dtype dtype, float *logits, int V, int3
 }
 
 /* logits = h[n,C] wte[V,C]^T. A row of logits has `row` numbers; the first V are written. */
-G2Z__PRIVATE void g2z__cpu_head_multiply(g2z_dtype dtype, float *logits, int row, const float *h,
-                                         const float *wte, int n, int C, int V) {
+G2Z__PRIVATE g2z_status g2z__cpu_head_multiply(g2z_device *device, g2z_dtype dtype, float *logits,
+                                               int row, const float *h, const float *wte, int n,
+                                               int C, int V) {
   g2z__cpu_product p =
       g2z__cpu_product_of(n, V, C, g2z__cpu_rows(h, C), g2z__cpu_transposed(wte, C));
   p.out = logits;
   p.out_row = row;
   p.dtype = dtype;
-  g2z__cpu_multiply(&p);
+  return g2z__cpu_multiply(device, &p);
 }
 
 /* dwte = (or +=) dlogits^T h[n,C] for a chunk, whose first row is `first`. */
-G2Z__PRIVATE void g2z__cpu_head_dwte(const g2z_head_loss *op, int first, int n, const float *h) {
+G2Z__PRIVATE g2z_status g2z__cpu_head_dwte(g2z_device *device, const g2z_head_loss *op, int first,
+                                           int n, const float *h) {
   g2z__cpu_product p = g2z__cpu_product_of(
       op->V, op->C, n, g2z__cpu_transposed(op->logits, op->Vp), g2z__cpu_rows(h, op->C));
   p.out = (float *)op->dwte;
   p.dtype = op->dwte_dtype;
   p.mode = op->mode;
   if (first > 0) p.mode = G2Z_ACCUMULATE;
-  g2z__cpu_multiply(&p);
+  return g2z__cpu_multiply(device, &p);
 }
 
 /* dh[n,C] = dlogits wte for a chunk. */
-G2Z__PRIVATE void g2z__cpu_head_dh(const g2z_head_loss *op, g2z_dtype dtype, float *dh, int n,
-                                   const float *wte) {
+G2Z__PRIVATE g2z_status g2z__cpu_head_dh(g2z_device *device, const g2z_head_loss *op,
+                                         g2z_dtype dtype, float *dh, int n, const float *wte) {
   g2z__cpu_product p = g2z__cpu_product_of(n, op->C, op->V, g2z__cpu_rows(op->logits, op->Vp),
                                            g2z__cpu_rows(wte, op->C));
   p.out = dh;
   p.dtype = dtype;
-  g2z__cpu_multiply(&p);
+  return g2z__cpu_multiply(device, &p);
 }
 
 /* From the logits of rows first to first + n - 1: their losses and, if op->dh, their gradients. */
-G2Z__PRIVATE void g2z__cpu_head_plain(const g2z_device *device, const g2z_head_loss *op, int first,
-                                      int n, float gradient) {
+G2Z__PRIVATE g2z_status g2z__cpu_head_plain(g2z_device *device, const g2z_head_loss *op, int first,
+                                            int n, float gradient) {
   const size_t at = (size_t)first * (size_t)op->C;
   G2Z__PARALLEL(30.0 * n * op->V)
   for (int i = 0; i < n; i++) {
@@ -6952,17 +7193,18 @@ G2Z__PRIVATE void g2z__cpu_head_plain(const g2z_device *device, const g2z_head_l
     op->losses[first + i] =
         g2z__cpu_classify(device->dtype, row, op->V, op->targets[first + i], gradient);
   }
-  if (!op->dh) return;
-  g2z__cpu_head_dwte(op, first, n, (const float *)op->h + at);
-  g2z__cpu_head_dh(op, device->dtype, (float *)op->dh + at, n, (const float *)op->wte);
+  if (!op->dh) return G2Z_OK;
+  G2Z_TRY(g2z__cpu_head_dwte(device, op, first, n, (const float *)op->h + at));
+  return g2z__cpu_head_dh(device, op, device->dtype, (float *)op->dh + at, n,
+                          (const float *)op->wte);
 }
 
 /* The same with products of 8 bits for dwte and dh. dlogits are z * (softmax - 1 at the target) in
  * e5m2, where each row has its own z. So dwte's right operand, h in e4m3, is multiplied by
  * gradient / z. It is stored in dh, which is computed last and multiplied by the same factor.
  * lost[n]: what rounding took from a row's gradient at the target; dh gets it back. */
-G2Z__PRIVATE void g2z__cpu_head_eight(const g2z_device *device, const g2z_head_loss *op, int first,
-                                      int n, float gradient, const float *wte, float *lost) {
+G2Z__PRIVATE g2z_status g2z__cpu_head_eight(g2z_device *device, const g2z_head_loss *op, int first,
+                                            int n, float gradient, const float *wte, float *lost) {
   const int C = op->C, V = op->V;
   const size_t at = (size_t)first * (size_t)C;
   G2Z__PARALLEL(30.0 * n * V)
@@ -6979,8 +7221,8 @@ G2Z__PRIVATE void g2z__cpu_head_eight(const g2z_device *device, const g2z_head_l
     for (int c = 0; c < C; c++)
       right[c] = g2z__round_e4m3(h[c] * (0x1p9f / z)) * (gradient * 0x1p-9f);
   }
-  g2z__cpu_head_dwte(op, first, n, (const float *)op->dh + at);
-  g2z__cpu_head_dh(op, G2Z_FP32, (float *)op->dh + at, n, wte);
+  G2Z_TRY(g2z__cpu_head_dwte(device, op, first, n, (const float *)op->dh + at));
+  G2Z_TRY(g2z__cpu_head_dh(device, op, G2Z_FP32, (float *)op->dh + at, n, wte));
   for (int i = 0; i < n; i++) {
     const float z = exp2f(8 + g2z__head_part(i));
     const int target = G2Z__MAX(op->targets[first + i], 0); /* without a target lost[i] is 0 */
@@ -6989,6 +7231,7 @@ G2Z__PRIVATE void g2z__cpu_head_eight(const g2z_device *device, const g2z_head_l
     for (int c = 0; c < C; c++)
       to[c] = g2z__round(device->dtype, (to[c] + lost[i] * w[c]) * (gradient / z));
   }
+  return G2Z_OK;
 }
 
 /* Per chunk: logits = h wte^T; loss, dlogits; dwte = (or +=) dlogits^T h; dh = dlogits wte. With
@@ -7013,16 +7256,19 @@ G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, const g2z_head_lo
     h = narrow;
     wte = narrow + hs;
   }
-  for (int first = 0; first < N; first += chunk) {
+  g2z_status status = G2Z_OK;
+  for (int first = 0; first < N && status == G2Z_OK; first += chunk) {
     const int n = G2Z__MIN(chunk, N - first);
-    g2z__cpu_head_multiply(device->dtype, (float *)op->logits, Vp, h + (size_t)first * row, wte, n,
-                           C, V);
+    status = g2z__cpu_head_multiply(device, device->dtype, (float *)op->logits, Vp,
+                                    h + (size_t)first * row, wte, n, C, V);
+    if (status != G2Z_OK) break;
     if (op->dh && device->fp8 == G2Z_FP8_ALL)
-      g2z__cpu_head_eight(device, op, first, n, gradient, wte, narrow + hs + words);
+      status = g2z__cpu_head_eight(device, op, first, n, gradient, wte, narrow + hs + words);
     else
-      g2z__cpu_head_plain(device, op, first, n, gradient);
+      status = g2z__cpu_head_plain(device, op, first, n, gradient);
   }
   g2z_release(device->services, narrow);
+  G2Z_TRY(status);
   for (int i = 0; i < N; i++) *op->loss_sum += (double)op->losses[i];
   if (op->dh && op->mode == G2Z_OVERWRITE)
     memset((float *)op->dwte + words, 0, (size_t)(Vp - V) * row * sizeof(float));
@@ -7031,9 +7277,8 @@ G2Z__PRIVATE g2z_status g2z__cpu_head_loss(g2z_device *device, const g2z_head_lo
 
 G2Z__PRIVATE g2z_status g2z__cpu_head_logits(g2z_device *device, float *logits, const void *h,
                                              const void *wte, int n, int C, int V) {
-  (void)device;
-  g2z__cpu_head_multiply(G2Z_FP32, logits, V, (const float *)h, (const float *)wte, n, C, V);
-  return G2Z_OK;
+  return g2z__cpu_head_multiply(device, G2Z_FP32, logits, V, (const float *)h, (const float *)wte,
+                                n, C, V);
 }
 
 /* ----- optimizer: the arithmetic of an element is in room 08 ------------- */
@@ -7122,7 +7367,7 @@ G2Z__PRIVATE g2z_status g2z__cpu_momentum(g2z_device *device, void *u, const g2z
 G2Z__PRIVATE g2z_status g2z__cpu_orthogonalize(g2z_device *device, void *area,
                                                const g2z_matrices *shapes, int count, void *work,
                                                size_t work_bytes) {
-  (void)device, (void)work_bytes;
+  (void)work_bytes;
   for (const g2z_matrices *shape = shapes; shape < shapes + count; shape++) {
     const int rows = shape->rows, columns = shape->columns / shape->matrices;
     const int m = G2Z__MIN(rows, columns), n = rows + columns - m;
@@ -7152,15 +7397,15 @@ G2Z__PRIVATE g2z_status g2z__cpu_orthogonalize(g2z_device *device, void *area,
         g2z__cpu_product p = g2z__cpu_product_of(m, m, n, g2z__cpu_rows(now, n),
                                                  g2z__cpu_transposed(now, n));
         p.out = a;
-        g2z__cpu_multiply(&p);
+        G2Z_TRY(g2z__cpu_multiply(device, &p));
         p = g2z__cpu_product_of(m, m, m, g2z__cpu_rows(a, m), g2z__cpu_rows(a, m));
         p.out = polynomial;
-        g2z__cpu_multiply(&p);
+        G2Z_TRY(g2z__cpu_multiply(device, &p));
         for (size_t e = 0; e < square; e++)
           polynomial[e] = G2Z_ORTHOGONALIZE_B * a[e] + G2Z_ORTHOGONALIZE_C * polynomial[e];
         p = g2z__cpu_product_of(m, n, m, g2z__cpu_rows(polynomial, m), g2z__cpu_rows(now, n));
         p.out = next;
-        g2z__cpu_multiply(&p);
+        G2Z_TRY(g2z__cpu_multiply(device, &p));
         for (size_t e = 0; e < elements; e++) now[e] = G2Z_ORTHOGONALIZE_A * now[e] + next[e];
       }
       for (int r = 0; r < m; r++)

@@ -446,7 +446,11 @@ static void test_ops_device(g2z_test *t) {
   CHECK_STATUS(t, device->ops->allocate(device, 1000, &memory), G2Z_NO_MEMORY, s, "1000 bytes");
   CHECK_STATUS(t, device->ops->allocate_host(device, 1000, &memory), G2Z_NO_MEMORY, s, NULL);
   CHECK(t, memory == NULL);
+  float x[4] = {1, 2, 3, 4}, y[4]; /* a product packs its operands into memory of the services */
+  CHECK_STATUS(t, device->ops->head_logits(device, y, x, x, 2, 2, 2), G2Z_NO_MEMORY, s, NULL);
   t->fail_at = 0;
+  CHECK_OK(t, device->ops->head_logits(device, y, x, x, 2, 2, 2));
+  CHECK(t, y[0] == 5 && y[1] == 11 && y[2] == 11 && y[3] == 25);
   /* Timers that could not be opened are opened by the next call. */
   const g2z_ops *right = device->ops;
   g2z_ops broken = *right;
@@ -739,6 +743,39 @@ static void ops_clamped(ops_env *e, const int *shape) {
   OPS_RUN(e, linear_fwd, .y = y, .x = w, .narrow_x = w, .w = w, .bias = w, .N = 8, .K = 8, .O = 8);
 }
 
+/* A row of a product has the same bits alone, among few rows and among many: in generation, which
+ * computes one row per sequence, and in training. For both orders of b in memory. */
+static void ops_rows(ops_env *e, const int *shape) {
+  static const int counts[5] = {1, 3, 5, 9, 100};
+  const int N = shape[0], I = shape[1], O = shape[2];
+  float *x = ops_random(e, N * I, 1), *dy = ops_random(e, N * O, 1);
+  float *w = ops_random(e, I * O, 0.25f), *bias = ops_random(e, O, 1);
+  float *y[2], *slope[2], *dx[2], *logits[2];
+  for (int k = 0; k < 2; k++) {
+    y[k] = ops_output(e, N * O);
+    slope[k] = ops_output(e, N * O);
+    dx[k] = ops_output(e, N * I);
+    logits[k] = ops_output(e, N * O);
+  }
+  for (int i = -1; i < 5; i++) { /* all rows first, then `rows` of them from `row` on */
+    const int few = i >= 0;
+    int rows = N;
+    if (few) rows = counts[i];
+    const int row = (N - rows) / 2;
+    const size_t size = (size_t)rows * sizeof(float);
+    OPS_RUN(e, linear_fwd, .y = y[few], .slope = slope[few], .x = x + row * I, .w = w, .bias = bias,
+            .N = rows, .K = I, .O = O);
+    OPS_RUN(e, linear_bwd_data, .dx = dx[few], .dy = dy + row * O, .w = w, .N = rows, .K = I,
+            .O = O);
+    OPS_CALL(e, head_logits, logits[few], x + row * I, w, rows, I, O);
+    if (!few) continue;
+    CHECK(e->t, memcmp(y[1], y[0] + row * O, size * (size_t)O) == 0);
+    CHECK(e->t, memcmp(slope[1], slope[0] + row * O, size * (size_t)O) == 0);
+    CHECK(e->t, memcmp(dx[1], dx[0] + row * I, size * (size_t)I) == 0);
+    CHECK(e->t, memcmp(logits[1], logits[0] + row * O, size * (size_t)O) == 0);
+  }
+}
+
 static void ops_linear_fp8(ops_env *e, const int *shape) {
   e->device->fp8 = G2Z_FP8_ALL;
   ops_linear_forward(e, shape);
@@ -746,13 +783,16 @@ static void ops_linear_fp8(ops_env *e, const int *shape) {
 }
 
 static void test_ops_linear(g2z_test *t) {
-  /* One of everything; smaller than a kernel; beyond every block: 288 rows, 192 deep, 128
-   * across. */
-  static const int shapes[4][4] = {{1, 1, 1}, {5, 24, 16}, {37, 401, 133}, {301, 136, 264}};
-  ops_each(t, ops_linear_forward, shapes, 4);
-  ops_each(t, ops_linear_fp8, shapes, 4);
-  ops_each(t, ops_linear_backward, shapes, 4);
+  /* One of everything; smaller than a tile; one row, part of whose columns fill tiles; beyond
+   * every block: 256 rows, 384 columns, 128 deep. */
+  static const int shapes[6][4] = {{1, 1, 1},        {5, 24, 16},   {1, 131, 300},
+                                   {37, 401, 133}, {301, 136, 264}, {3, 150, 401}};
+  ops_each(t, ops_linear_forward, shapes, 6);
+  ops_each(t, ops_linear_fp8, shapes, 6);
+  ops_each(t, ops_linear_backward, shapes, 6);
   ops_each(t, ops_clamped, shapes, 1);
+  static const int rows[2][4] = {{256, 200, 300}, {256, 131, 37}};
+  ops_each(t, ops_rows, rows, 2);
 }
 
 /* ----- LayerNorm -------------------------------------------------------- */
@@ -1586,7 +1626,7 @@ static size_t ops_small_stack(void) {
   }
 }
 
-/* All of the above on small stacks, with 1, 2 and 3 threads: equal bits in all buffers. OpenMP's
+/* All of the above on small stacks, with 1 to 4 threads: equal bits in all buffers. OpenMP's
  * threads get their stack from the environment, so a process that is started with it does this. */
 static void test_ops_threads(g2z_test *t) {
   uint64_t first = 0;
@@ -1602,7 +1642,7 @@ static void test_ops_threads(g2z_test *t) {
   }
   CHECK(t, pthread_attr_init(&small) == 0 &&
                pthread_attr_setstacksize(&small, ops_small_stack()) == 0);
-  for (int count = 1; count <= 3; count++) {
+  for (int count = 1; count <= 4; count++) {
     ops_hash = 0;
     ops_threads = count;
     int failed = pthread_create(&thread, &small, ops_on_thread, t);
