@@ -6058,17 +6058,24 @@ g2z__adamw_prepare(const g2z_optimizer_config *config, const g2z_step_state *sta
   return factors;
 }
 
-/* torch.optim.AdamW's arithmetic for one element; returns the new master weight. */
+/* torch.optim.AdamW's arithmetic for one element: updates its moments. */
+static inline G2Z_HOST_DEVICE void g2z__adamw_moments(const g2z__adamw_factors *factors, float *m,
+                                                      float *v, float gradient) {
+  gradient *= factors->gradient;
+  *m += factors->new_m * (gradient - *m);
+  *v = factors->beta2 * *v + factors->new_v * (gradient * gradient);
+}
+/* Returns the new master weight. root: the square root of the new v. */
+static inline G2Z_HOST_DEVICE float g2z__adamw_weight(const g2z__adamw_factors *factors,
+                                                      float weight, float m, float root) {
+  return weight * factors->decay - factors->step * (m / (root / factors->root + factors->eps));
+}
+/* Both. */
 static inline G2Z_HOST_DEVICE float g2z__adamw_element(const g2z__adamw_factors *factors,
                                                        float weight, float *m, float *v,
                                                        float gradient) {
-  gradient *= factors->gradient;
-  float m1 = *m + factors->new_m * (gradient - *m);
-  float v1 = factors->beta2 * *v + factors->new_v * (gradient * gradient);
-  *m = m1;
-  *v = v1;
-  float root = sqrtf(v1) / factors->root + factors->eps;
-  return weight * factors->decay - factors->step * (m1 / root);
+  g2z__adamw_moments(factors, m, v, gradient);
+  return g2z__adamw_weight(factors, weight, *m, sqrtf(*v));
 }
 
 /* In bf16, m and v are rounded at random, to the next smaller or larger magnitude, so that the mean
@@ -6291,22 +6298,26 @@ G2Z__PRIVATE int g2z__cpu_thread(void) { return 0; }
 /* ----- vectors -----------------------------------------------------------
  * A compiler must not reorder a sum of floats to vectorise it. So products and exponentials are
  * written with vectors of the target's size, in the notation of gcc and clang: x * y is a product
- * lane by lane. FMA has no notation and gets a macro. Where the target has FMA, a
+ * lane by lane. Two instructions have no notation and get a macro. Where the target has FMA, a
  * product and its sum are rounded once, on SSE2 twice: these results differ. Otherwise no result
  * depends on the size of a vector. */
 
 #if defined(__AVX512F__)
 #define G2Z__VECTOR 16 /* floats */
 #define G2Z__FMA(x, y, z) _mm512_fmadd_ps(x, y, z)
+#define G2Z__ROOT(x) _mm512_maskz_sqrt_ps(0xffff, x) /* gcc warns of the one without a mask */
 #elif defined(__AVX2__) && defined(__FMA__)
 #define G2Z__VECTOR 8
 #define G2Z__FMA(x, y, z) _mm256_fmadd_ps(x, y, z)
+#define G2Z__ROOT(x) _mm256_sqrt_ps(x)
 #elif defined(__aarch64__)
 #define G2Z__VECTOR 4
 #define G2Z__FMA(x, y, z) vfmaq_f32(z, x, y)
+#define G2Z__ROOT(x) vsqrtq_f32(x)
 #elif defined(__SSE2__)
 #define G2Z__VECTOR 4
 #define G2Z__FMA(x, y, z) ((x) * (y) + (z))
+#define G2Z__ROOT(x) _mm_sqrt_ps(x)
 #else
 #define G2Z__VECTOR 4
 #define G2Z__FMA(x, y, z) ((x) * (y) + (z))
@@ -6371,6 +6382,30 @@ G2Z__PRIVATE void g2z__cpu_exps(float *x, float less, int n) {
   memcpy(x + i, &rest, (size_t)(n - i) * sizeof *x);
 }
 
+/* The largest of x[n] that is not NaN, or -INFINITY. */
+G2Z__PRIVATE float g2z__cpu_largest(const float *x, int n) {
+  g2z__cpu_vector most = g2z__cpu_all(-INFINITY);
+  float largest = -INFINITY;
+  int i = 0;
+  for (; i + G2Z__VECTOR <= n; i += G2Z__VECTOR) {
+    const g2z__cpu_vector at = *(const g2z__cpu_vector *)(x + i);
+    most = g2z__cpu_choose(at > most, at, most);
+  }
+  for (int j = 0; j < G2Z__VECTOR; j++) largest = G2Z__MAX(most[j], largest);
+  for (; i < n; i++) largest = G2Z__MAX(x[i], largest);
+  return largest;
+}
+
+/* to[n] = the square roots of from[n]. Compilers do not vectorise sqrtf: it may set errno. */
+G2Z__PRIVATE void g2z__cpu_roots(float *to, const float *from, int n) {
+  int i = 0;
+#ifdef G2Z__ROOT
+  for (; i + G2Z__VECTOR <= n; i += G2Z__VECTOR)
+    *(g2z__cpu_vector *)(to + i) = G2Z__ROOT(*(const g2z__cpu_vector *)(from + i));
+#endif
+  for (; i < n; i++) to[i] = sqrtf(from[i]);
+}
+
 /* to[n] = from[n], rounded to the type. */
 G2Z__PRIVATE void g2z__cpu_store(g2z_dtype dtype, float *__restrict__ to,
                                  const float *__restrict__ from, int n) {
@@ -6382,7 +6417,17 @@ G2Z__PRIVATE void g2z__cpu_store(g2z_dtype dtype, float *__restrict__ to,
     memcpy(to, from, (size_t)n * sizeof *to);
 }
 
+/* The sum of x[n]. Here and below element i is added in lane i % 16. */
 #define G2Z__LANES 16
+G2Z__PRIVATE double g2z__cpu_sum(const float *x, int n) {
+  double lanes[G2Z__LANES] = {0}, sum = 0;
+  int i = 0;
+  for (; i + G2Z__LANES <= n; i += G2Z__LANES)
+    for (int j = 0; j < G2Z__LANES; j++) lanes[j] += (double)x[i + j];
+  for (; i < n; i++) lanes[i % G2Z__LANES] += (double)x[i];
+  for (int j = 0; j < G2Z__LANES; j++) sum += lanes[j];
+  return sum;
+}
 
 /* The sum of a[i] * b[i]: element i is added in lane i % 16, then the lanes are added in pairs. */
 G2Z__PRIVATE float g2z__cpu_dot(const float *a, const float *b, int n) {
@@ -7134,14 +7179,9 @@ G2Z__PRIVATE float g2z__cpu_classify(g2z_dtype dtype, float *logits, int V, int3
     memset(logits, 0, (size_t)V * sizeof *logits);
     return 0;
   }
-  const float at_target = logits[target];
-  float max = -INFINITY;
-  double sum = 0;
-  for (int i = 0; i < V; i++) max = G2Z__MAX(logits[i], max);
-  for (int i = 0; i < V; i++) {
-    logits[i] = expf(logits[i] - max);
-    sum += (double)logits[i];
-  }
+  const float at_target = logits[target], max = g2z__cpu_largest(logits, V);
+  g2z__cpu_exps(logits, max, V);
+  const double sum = g2z__cpu_sum(logits, V);
   for (int i = 0; i < V; i++) {
     float p = logits[i] / (float)sum;
     logits[i] = g2z__round(dtype, (i == target ? p - 1.0f : p) * gradient);
@@ -7295,14 +7335,33 @@ G2Z__PRIVATE g2z_status g2z__cpu_grad_add(g2z_device *device, void *to, const vo
   return G2Z_OK;
 }
 
+/* The sum of x[n]^2: element i is added in lane i % 16. */
+G2Z__PRIVATE double g2z__cpu_squares(const float *x, size_t n) {
+  double lanes[G2Z__LANES] = {0}, sum = 0;
+  size_t i = 0;
+  for (; i + G2Z__LANES <= n; i += G2Z__LANES)
+    for (int j = 0; j < G2Z__LANES; j++) lanes[j] += (double)x[i + j] * (double)x[i + j];
+  for (; i < n; i++) lanes[i % G2Z__LANES] += (double)x[i] * (double)x[i];
+  for (int j = 0; j < G2Z__LANES; j++) sum += lanes[j];
+  return sum;
+}
+
+#define G2Z__PARTS 64 /* of a range. Threads share them; a fixed number gives one order. */
+
 /* Squares of fp32 cannot overflow a double: the sum is finite if and only if all elements are. */
 G2Z__PRIVATE g2z_status g2z__cpu_grad_sumsq(g2z_device *device, double *sum, const void *grads,
                                             const g2z_range *ranges, int count) {
   (void)device;
   for (int i = 0; i < count; i++) {
     const float *from = (const float *)grads + ranges[i].begin;
-    double squares = 0;
-    for (size_t e = 0; e < ranges[i].elements; e++) squares += (double)from[e] * (double)from[e];
+    const size_t elements = ranges[i].elements, part = elements / G2Z__PARTS + 1;
+    double parts[G2Z__PARTS], squares = 0;
+    G2Z__PARALLEL(2.0 * (double)elements)
+    for (int p = 0; p < G2Z__PARTS; p++) {
+      const size_t begin = G2Z__MIN((size_t)p * part, elements);
+      parts[p] = g2z__cpu_squares(from + begin, G2Z__MIN(part, elements - begin));
+    }
+    for (int p = 0; p < G2Z__PARTS; p++) squares += parts[p];
     *sum += squares;
   }
   return G2Z_OK;
@@ -7316,6 +7375,21 @@ G2Z__PRIVATE g2z_status g2z__cpu_decide(g2z_device *device, g2z_step_state *stat
   return G2Z_OK;
 }
 
+#define G2Z__RUN_OF 512 /* elements of AdamW whose square roots are computed together */
+
+/* g2z__adamw_element for n elements, at most G2Z__RUN_OF; rounded masters become weights. */
+G2Z__PRIVATE void g2z__cpu_adamw_run(g2z__adamw_factors factors, g2z_dtype dtype,
+                                     float *__restrict__ weights, float *__restrict__ masters,
+                                     float *__restrict__ first, float *__restrict__ second,
+                                     const float *__restrict__ gradients, int n) {
+  float roots[G2Z__RUN_OF];
+  for (int e = 0; e < n; e++) g2z__adamw_moments(&factors, first + e, second + e, gradients[e]);
+  g2z__cpu_roots(roots, second, n);
+  for (int e = 0; e < n; e++)
+    masters[e] = g2z__adamw_weight(&factors, masters[e], first[e], roots[e]);
+  g2z__cpu_store(dtype, weights, masters, n);
+}
+
 G2Z__PRIVATE g2z_status g2z__cpu_adamw(g2z_device *device, const g2z_update *u, size_t begin,
                                        size_t end) {
   if (u->state->skip) return G2Z_OK;
@@ -7326,9 +7400,10 @@ G2Z__PRIVATE g2z_status g2z__cpu_adamw(g2z_device *device, const g2z_update *u, 
     float *first = (float *)u->m + range.shard_at, *second = (float *)u->v + range.v_at;
     const float *gradients = (const float *)u->sums + range.sum_at;
     G2Z__PARALLEL(16.0 * (double)range.elements)
-    for (int64_t e = 0; e < (int64_t)range.elements; e++) {
-      masters[e] = g2z__adamw_element(&factors, masters[e], first + e, second + e, gradients[e]);
-      weights[e] = g2z__round(device->dtype, masters[e]);
+    for (int64_t e = 0; e < (int64_t)range.elements; e += G2Z__RUN_OF) {
+      const int n = (int)G2Z__MIN(G2Z__RUN_OF, (int64_t)range.elements - e);
+      g2z__cpu_adamw_run(factors, device->dtype, weights + e, masters + e, first + e, second + e,
+                         gradients + e, n);
     }
     if (!u->config->moments_bf16) continue;
     const int64_t from = (int64_t)range.canonical, to = from + (int64_t)range.elements;
