@@ -39,8 +39,9 @@ HOST    = $(CC) -std=c11 $(CFLAGS) $(OPENMP)
 NCCL    = $(if $(shell echo '\#include <nccl.h>' | $(NVCC) -E -x cu - > /dev/null 2>&1 && echo 1), \
                -lnccl)
 SPLIT   = $(if $(shell $(NVCC) --help | grep split-compile),-split-compile=0)
+# -O1 is for host code: nvcc always optimises kernels, and the header has CPU ops compiled with -O3.
 ifneq ($(and $(NVCC),$(ARCH)),)
-BUILD   = $(NVCC) -std=c++17 -O3 $(SPLIT) -gencode arch=compute_$(ARCH),code=sm_$(ARCH) \
+BUILD   = $(NVCC) -std=c++17 -O1 $(SPLIT) -gencode arch=compute_$(ARCH),code=sm_$(ARCH) \
           -Xcompiler -march=native,-fopenmp -x cu
 CUDA    = -lcublasLt $(NCCL)
 else

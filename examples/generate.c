@@ -1,6 +1,6 @@
 /* Continues a prompt with a trained or published GPT-2, and prints each token as it is generated:
  *     cc -O3 -march=native -fopenmp -I. -Iextras examples/generate.c -o generate -lm -lpthread
- *     nvcc -O3 -x cu -I. -Iextras examples/generate.c -o generate -lcublasLt -lnccl    (on a GPU)
+ *     nvcc -O1 -x cu -I. -Iextras examples/generate.c -o generate -lcublasLt -lnccl    (on a GPU)
  *     ./generate WEIGHTS_DIRECTORY VOCABULARY "Once upon a time" [TOKENS [TEMPERATURE]] */
 #define GPT2_ZERO_IMPLEMENTATION
 #include "gpt2_zero.h"

@@ -2,7 +2,7 @@
  * steps and at the end. The next start resumes from the newest. Put gpt2_zero.h next to it and, for
  * nvcc, gpt2_zero_kernels.cuh; it needs nothing else:
  *     cc -O3 -march=native -fopenmp -x c minimal.cu -o minimal -lm -lpthread
- *     nvcc -O3 -gencode arch=compute_90a,code=sm_90a minimal.cu -o minimal -lcublasLt -lnccl
+ *     nvcc -O1 -gencode arch=compute_90a,code=sm_90a minimal.cu -o minimal -lcublasLt -lnccl
  *     ./minimal 'data/text_train_*.bin' [STEPS [BATCH [SEQ [LAYERS [CHANNELS]]]]]
  *     mpirun -np 8 ./minimal 'data/text_train_*.bin' 1000 32 1024 12 768 */
 #define GPT2_ZERO_IMPLEMENTATION

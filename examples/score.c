@@ -1,6 +1,6 @@
 /* Prints the perplexity of a text under a trained or published GPT-2, in windows of its context:
  *     cc -O3 -march=native -fopenmp -I. -Iextras examples/score.c -o score -lm -lpthread
- *     nvcc -O3 -x cu -I. -Iextras examples/score.c -o score -lcublasLt -lnccl          (on a GPU)
+ *     nvcc -O1 -x cu -I. -Iextras examples/score.c -o score -lcublasLt -lnccl          (on a GPU)
  *     ./score WEIGHTS_DIRECTORY VOCABULARY TEXT_FILE */
 #define GPT2_ZERO_IMPLEMENTATION
 #include "gpt2_zero.h"

@@ -87,7 +87,7 @@ swap 1 '  config.train_glob ='     '#ifndef __CUDACC__
 #endif
   config.train_glob =' "$slow"
 leaves './a.out'                   step-001000/model.safetensors
-before 1 'nvcc -O3 -arch'         'rm -r step-001000' 'the program that cc compiled saved it'
+before 1 'nvcc -O1 -arch'         'rm -r step-001000' 'the program that cc compiled saved it'
 
 # ----- What the prose names
 also 1 '`make help`'               'make help'
