@@ -42,7 +42,8 @@ SPLIT   = $(if $(shell $(NVCC) --help | grep split-compile),-split-compile=0)
 # -O1 is for host code: nvcc always optimises kernels, and the header has CPU ops compiled with -O3.
 ifneq ($(and $(NVCC),$(ARCH)),)
 BUILD   = $(NVCC) -std=c++17 -O1 $(SPLIT) -gencode arch=compute_$(ARCH),code=sm_$(ARCH) \
-          -Xcompiler -march=native,-fopenmp -x cu
+          -Xcompiler -march=native,-fopenmp
+KERNELS = build/kernels.o
 CUDA    = -lcublasLt $(NCCL)
 else
 BUILD   = $(HOST) -x c
@@ -62,8 +63,11 @@ train: train.cu
 test_gpt2: test_gpt2.cu $(TESTS)
 $(HERE)/bench: bench.cu
 train test_gpt2 $(HERE)/bench: gpt2_zero.h $(EXTRAS) $(wildcard gpt2_zero_kernels.cuh) \
-                               build/device.command
-	$(BUILD) $(DEFINE) $(NAME).cu -o $(NAME) $(LIBS) $(CUDA)
+                               build/device.command $(KERNELS)
+	$(BUILD) $(DEFINE) $(NAME).cu -o $(NAME) $(KERNELS:%=-DG2Z_KERNELS=extern %) $(LIBS) $(CUDA)
+# The programs share the kernels, which take most of nvcc's time.
+build/kernels.o: gpt2_zero.h $(wildcard gpt2_zero_kernels.cuh) build/device.command
+	$(BUILD) -DG2Z_KERNELS= -DG2Z_STATIC -DGPT2_ZERO_IMPLEMENTATION -x cu -c gpt2_zero.h -o $@
 prepare_data: prepare_data.c gpt2_zero.h $(EXTRAS) build/host.command
 	$(HOST) $< -o $@ $(LIBS)
 
@@ -121,7 +125,7 @@ profile: train prepare_data $(HERE)/bench ## time the parts of a step: by nsys i
 
 # ----- test -------------------------------------------------------------------------------------
 
-# nvcc takes a minute or two per program, so that four are built at a time unless -j is given.
+# Four programs are built at a time unless -j is given.
 test: ## run every test that this machine can run; the last line counts them
 	+@$(MAKE) --no-print-directory $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j4) \
 	  test_gpt2 prepare_data train '$(CURDIR)/bench' $(EXAMPLES)

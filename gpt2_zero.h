@@ -38,6 +38,9 @@
  *     G2Z_API                    your own linkage for public functions
  *     G2Z_ASSERT(condition)      reports a bug of the caller; default assert()
  *     G2Z_NO_NCCL                with nvcc: build for one GPU, even if <nccl.h> exists
+ *     G2Z_KERNELS                with nvcc: several programs share one object that has the kernels.
+ *                                Compile this file with G2Z_KERNELS empty, G2Z_STATIC and the
+ *                                implementation; in the programs it is extern (see Makefile)
  *     G2Z_GIT_COMMIT             a string for the artifacts of a run
  *     G2Z_VERSION is the version of this file, as a string
  *     The same text compiles as C11 (gcc, clang) and as C++17 (g++, clang++, nvcc), before or after

@@ -60,7 +60,11 @@
 #define G2Z__PRODUCTS_LISTED 160 /* shapes that stay, at most; the other places are reused */
 #define G2Z__PRODUCT_WORKSPACE ((size_t)32 << 20) /* a larger one is no faster */
 
+struct g2z__lt_key;                 /* room k30: a shape */
 struct g2z__lt_product;             /* room k30: a shape and its algorithm */
+struct g2z__product_data;           /* room k42 */
+typedef void (*g2z__product_kernel)(CUtensorMap, CUtensorMap, CUtensorMap, CUtensorMap,
+                                    struct g2z__product_data);
 
 /* The occupancy of a kernel, for one block size and one size of dynamic shared memory. */
 typedef struct g2z__kernel {
@@ -87,6 +91,8 @@ typedef struct g2z__cuda {       /* device->backend */
   struct g2z__lt_product *products; /* [G2Z__PRODUCTS] */
   int product_count, products_listed, product_victim;
   int hopper;                    /* 1: rooms k41 and k42 were compiled for this GPU */
+  /* Room k42's kernel for a product that adds an operand or not; NULL: it has none. */
+  g2z__product_kernel (*product_kernel_for)(const struct g2z__lt_key *key, int adds);
   int *taken;                    /* on the GPU: kernels count work items; 0 between kernels */
   decltype(&cuTensorMapEncodeTiled) encode; /* the driver's; NULL until looked up */
   g2z__kernel kernels[G2Z__KERNELS]; /* known occupancies */
@@ -3977,8 +3983,8 @@ g2z_k_attention_plain_bwd(A *dqkv, float2 *stats, const A *dout, const A *out, c
 #define G2Z__TILE_BYTES 8192     /* 64 rows of 64 numbers of 2 bytes */
 static_assert(G2Z__TILE_BYTES == g2z__tile_bytes<64>, "room k40's readers read these tiles too");
 
-/* Without wgmma the kernels below are empty and allow one warp per block: g2z__cuda_open_gpu checks
- * for this limit. */
+/* Without wgmma the kernels below are empty and allow one warp per block. g2z_k_probe has the same
+ * limit, which g2z__cuda_open_gpu reads. */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define G2Z__HOPPER_THREADS(threads) threads
 #else
@@ -6295,9 +6301,6 @@ g2z_k_product_hopper(const __grid_constant__ CUtensorMap left,
 
 /* ----- launchers --------------------------------------------------------- */
 
-typedef void (*g2z__product_kernel)(CUtensorMap, CUtensorMap, CUtensorMap, CUtensorMap,
-                                    g2z__product_data);
-
 /* The kernel for a key, or NULL. The rows are cuBLASLt's B, which is the left operand here. */
 template <typename A>
 static g2z__product_kernel g2z__product_kernel_of(const g2z__lt_key *key, int adds) {
@@ -6339,8 +6342,12 @@ static g2z__product_kernel g2z__product_kernel_of(const g2z__lt_key *key, int ad
     return g2z_k_product_hopper<A, A, G2Z__FINISH_GELU, G2Z__BY_COLUMNS>;
   return NULL;
 }
+
+/* A is the type of the device, where Muon's products are bf16 all the same. */
+template <typename A>
 static g2z__product_kernel g2z__product_kernel_for(const g2z__lt_key *key, int adds) {
-  if (key->type_d == CUDA_R_16F) return g2z__product_kernel_of<__half>(key, adds);
+  if constexpr (std::is_same<A, __half>::value)
+    if (key->type_d == CUDA_R_16F) return g2z__product_kernel_of<__half>(key, adds);
   return g2z__product_kernel_of<__nv_bfloat16>(key, adds);
 }
 
@@ -6349,8 +6356,9 @@ static int g2z__hopper_product_fits(const g2z_device *device, const g2z__lt_key 
   int multiples = key->m % 8 == 0 && key->k % 8 == 0 && key->ld_a % 8 == 0 &&
                   key->ld_b % 8 == 0 && key->ld_d % 8 == 0;
   int types = (key->type == CUDA_R_16F || key->type == CUDA_R_16BF) && key->type_d == key->type;
-  return g2z__cuda_of(device)->hopper && multiples && types && !key->transpose_b &&
-         !key->batched && g2z__product_kernel_for(key, on && on->c) != NULL;
+  const g2z__cuda *cuda = g2z__cuda_of(device);
+  return cuda->hopper && multiples && types && !key->transpose_b && !key->batched &&
+         cuda->product_kernel_for(key, on && on->c) != NULL;
 }
 
 /* Maps x[rows,columns] of a cudaDataType_t in boxes of 128-byte rows; `ld` numbers per row. */
@@ -6371,7 +6379,7 @@ static g2z_status g2z__product_map(g2z_device *device, CUtensorMap *map, int num
 
 static g2z_status g2z__hopper_product_run(g2z_device *device, const g2z__lt_key *key,
                                           const g2z__lt_operands *on) {
-  g2z__product_kernel kernel = g2z__product_kernel_for(key, on->c != NULL);
+  g2z__product_kernel kernel = g2z__cuda_of(device)->product_kernel_for(key, on->c != NULL);
   const int N = key->n, K = key->k, M = key->m;
   CUtensorMap left, right, out, other;
   const int type = key->type, type_d = key->type_d;
@@ -8365,8 +8373,18 @@ static void g2z_cuda_close(g2z_device *device) {
   device->backend = NULL;
 }
 
+/* With G2Z_KERNELS this function is compiled for each pair of types in one object, which several
+ * programs share. Nearly all kernels are in that object, as only this function leads to them. */
+#if defined(G2Z_KERNELS)
+#define G2Z__FILL
+#else
+#define G2Z__FILL static
+#endif
+
 template <typename A, typename G>
-static void g2z__cuda_fill(g2z_ops *ops) {
+G2Z__FILL void g2z__cuda_fill(g2z__cuda *cuda) {
+  g2z_ops *ops = &cuda->ops;
+  cuda->product_kernel_for = g2z__product_kernel_for<A>;
   ops->allocate = g2z_cuda_allocate;
   ops->release = g2z_cuda_release;
   ops->allocate_host = g2z_cuda_allocate_host;
@@ -8416,8 +8434,17 @@ static void g2z__cuda_fill(g2z_ops *ops) {
   ops->muon = g2z_cuda_muon<A>;
 }
 
-/* Its attributes name the architecture of the code that the driver loads. */
-static __global__ void g2z_k_probe(void) {}
+#if defined(G2Z_KERNELS)
+G2Z_KERNELS template void g2z__cuda_fill<float, float>(g2z__cuda *cuda);
+G2Z_KERNELS template void g2z__cuda_fill<__half, float>(g2z__cuda *cuda);
+G2Z_KERNELS template void g2z__cuda_fill<__half, __half>(g2z__cuda *cuda);
+G2Z_KERNELS template void g2z__cuda_fill<__nv_bfloat16, float>(g2z__cuda *cuda);
+G2Z_KERNELS template void g2z__cuda_fill<__nv_bfloat16, __nv_bfloat16>(g2z__cuda *cuda);
+#endif
+
+/* Its attributes name the architecture of the code that the driver loads. With rooms k41 and k42 a
+ * block may have more than 32 threads. */
+static __global__ void __launch_bounds__(G2Z__HOPPER_THREADS(64)) g2z_k_probe(void) {}
 
 static g2z_status g2z__cuda_open_gpu(g2z_device *device) {
   g2z__cuda *cuda = g2z__cuda_of(device);
@@ -8442,11 +8469,8 @@ static g2z_status g2z__cuda_open_gpu(g2z_device *device) {
     return g2z_fail(device->services, G2Z_UNSUPPORTED,
                     "this program has no code for %s (sm_%d): build with nvcc -arch=sm_%d%s, or "
                     "make", cuda->gpu, cuda->capability, cuda->capability, features);
-  /* Rooms k41 and k42 have bodies only in a build for sm_90a. One kernel is tested for all. */
-  known = cuda->capability == 90 &&
-          cudaFuncGetAttributes(&attributes, g2z_k_attention_hopper_fwd<__half>) == cudaSuccess;
-  (void)cudaGetLastError();
-  cuda->hopper = info->fp8 = known && attributes.maxThreadsPerBlock > 32;
+  /* Rooms k41 and k42 have bodies only in a build for sm_90a. */
+  cuda->hopper = info->fp8 = cuda->capability == 90 && attributes.maxThreadsPerBlock > 32;
   /* Graphs support programmatic launches since CUDA 12.3. */
   G2Z__CUDA(device, cudaDriverGetVersion(&driver));
   cuda->early_launch = cuda->capability >= 90 && cuda->built_for >= 90 && driver >= 12030 &&
@@ -8518,7 +8542,7 @@ static g2z_status g2z__cuda_open(g2z_device *device) {
                 : g2z__cuda_fill<__nv_bfloat16, __nv_bfloat16>;
   g2z_status status = g2z__cuda_open_gpu(device);
   if (status == G2Z_OK) {
-    fill(&cuda->ops);
+    fill(cuda);
     device->ops = &cuda->ops;
   } else
     g2z_cuda_close(device);

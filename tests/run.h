@@ -1094,7 +1094,8 @@ static void test_make_command(g2z_test *t) {
 #undef BUILDS
   FILE_OR_SKIP(t, "Makefile", "make --version");
   test_sh(t, "mkdir 'a b' && cd 'a b' && touch gpt2_zero.h bench.cu prepare_data.c && "
-             "printf '#!/bin/sh\\ncase \"$*\" in *-o*) touch train;; esac\\n' > nvcc && "
+             "printf '#!/bin/sh\\nwhile [ $# -gt 1 ]; do\\n[ \"$1\" != -o ] || touch \"$2\"\\n"
+             "shift\\ndone\\n' > nvcc && "
              "chmod +x nvcc && echo 'int main(void) { return 0; }' > train.cu");
   TEST_LINES(t, lines);
 }
