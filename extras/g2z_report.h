@@ -1543,9 +1543,10 @@ static g2z_status g2zp_curves_read(g2z_services *services, const char *run_dir,
 }
 
 enum {                               /* bits: uses of a run's fact, besides the head of its page */
-  G2ZP_COMPARED = 1,                 /* the fact is a column of the table that compares runs */
+  G2ZP_COMPARED = 1,                 /* a setting: a column of the table that compares runs */
   G2ZP_OF_LOSS = 2,                  /* a loss depends on the fact */
-  G2ZP_OF_TEXT = 4                   /* bits per byte depend on the fact: it describes the text */
+  G2ZP_OF_TEXT = 4,                  /* bits per byte depend on the fact: it describes the text */
+  G2ZP_MEASURED = 8                  /* a result: a column after the settings */
 };
 typedef struct g2zp_fact {           /* a fact or a table's column, read from JSON */
   const char *name, *at, *launcher;  /* launcher: place in launcher_metadata.json; NULL: none */
@@ -1557,10 +1558,10 @@ typedef struct g2zp_fact {           /* a fact or a table's column, read from JS
 /* The facts in the head of a run's page. They come from training_metrics.json if the run has
  * written it, else from launcher_metadata.json. */
 static const g2zp_fact g2zp_run_facts[] = {
-    {"tokens/s", "summary.mean_tokens_per_sec_global", NULL, NULL, 1, G2ZP_COMPARED},
-    {"wall s", "summary.total_wall_time_sec", NULL, NULL, 1, G2ZP_COMPARED},
-    {"p50 ms", "epochs.last.step_time_p50_sec", NULL, "%.2f", 1e3, G2ZP_COMPARED},
-    {"p95 ms", "epochs.last.step_time_p95_sec", NULL, "%.2f", 1e3, G2ZP_COMPARED},
+    {"tokens/s", "summary.mean_tokens_per_sec_global", NULL, NULL, 1, G2ZP_MEASURED},
+    {"wall s", "summary.total_wall_time_sec", NULL, NULL, 1, G2ZP_MEASURED},
+    {"p50 ms", "epochs.last.step_time_p50_sec", NULL, "%.2f", 1e3, G2ZP_MEASURED},
+    {"p95 ms", "epochs.last.step_time_p95_sec", NULL, "%.2f", 1e3, G2ZP_MEASURED},
     {"model", "training_config.model_name", NULL, NULL, 1, G2ZP_COMPARED},
     {"size", "training_config.model_size", NULL, NULL, 1, G2ZP_COMPARED},
     {"parameters", "training_config.parameters", NULL, NULL, 1, G2ZP_COMPARED},
@@ -1654,6 +1655,7 @@ struct g2zp_run {
   g2z_object metrics, launcher, failure;
   char *sample;                      /* the text that the model generated last; NULL: none */
   char *log;                         /* train.log; NULL: none */
+  const char *failed;                /* the failure that the last line of `log` states; or NULL */
   int diverged;                      /* 1: it ended so */
 };
 
@@ -1666,7 +1668,19 @@ static void g2zp_run_free(g2z_services *services, g2zp_run *run) {
   g2z_object_free(&run->failure);
 }
 
-/* Reads the JSON files. Free *run with g2zp_run_free, also after a failure. */
+/* Reads a file of the run. If it does not exist, *out stays NULL. */
+static g2z_status g2zp_run_text(g2z_services *services, const char *run_dir, const char *name,
+                                char **out) {
+  const g2z_path path = g2z_path_in(run_dir, "%s", name);
+  size_t bytes;
+  int there;
+  G2Z_TRY(g2z_is_there(services, path.text, &there));
+  if (!there) return G2Z_OK;
+  return g2z_read_file(services, path.text, (size_t)1 << 40, out, &bytes);
+}
+
+/* Reads all files except metrics.jsonl and the sample. Free *run with g2zp_run_free, also after a
+ * failure. */
 static g2z_status g2zp_run_read(g2z_services *services, const char *directory, g2zp_run *run) {
   char reason[64];
   memset(run, 0, sizeof *run);
@@ -1682,18 +1696,15 @@ static g2z_status g2zp_run_read(g2z_services *services, const char *directory, g
   run->diverged = strcmp(reason, "diverged") == 0;
   G2Z_TRY(g2z_object_read(services, g2z_path_in(directory, "launcher_metadata.json").text,
                           &run->launcher));
-  return g2z_object_read(services, g2z_path_in(directory, "RUN_FAILED.json").text, &run->failure);
-}
-
-/* Reads a file of the run. If it does not exist, *out stays NULL. */
-static g2z_status g2zp_run_text(g2z_services *services, const char *run_dir, const char *name,
-                                char **out) {
-  const g2z_path path = g2z_path_in(run_dir, "%s", name);
-  size_t bytes;
-  int there;
-  G2Z_TRY(g2z_is_there(services, path.text, &there));
-  if (!there) return G2Z_OK;
-  return g2z_read_file(services, path.text, (size_t)1 << 40, out, &bytes);
+  G2Z_TRY(g2z_object_read(services, g2z_path_in(directory, "RUN_FAILED.json").text,
+                          &run->failure));
+  G2Z_TRY(g2zp_run_text(services, directory, "train.log", &run->log));
+  if (!run->log) return G2Z_OK;
+  for (const char *line = run->log, *end; (end = strchr(line, '\n')) != NULL; line = end + 1) {
+    const char *text = line + strcspn(line, " \n"); /* after the time and two blanks */
+    run->failed = strncmp(text, "  failed: ", 10) == 0 ? text + 10 : NULL;
+  }
+  return G2Z_OK;
 }
 
 /* How the run ended: a word or two, and in `why` more about it. Returns 1 if it is complete. */
@@ -1704,6 +1715,9 @@ static int g2zp_run_result(const g2zp_run *run, char result[64], char why[G2ZP_T
     snprintf(result, 64, "failed");
     g2z_object_copy(&run->failure, "sentence", why, G2ZP_TEXT);
     if (!*why) snprintf(why, G2ZP_TEXT, "no reason recorded");
+  } else if (run->failed) {
+    snprintf(result, 64, "failed");
+    snprintf(why, G2ZP_TEXT, "%.*s", (int)strcspn(run->failed, "\n"), run->failed);
   } else if (run->metrics.text) {
     g2z_object_copy(&run->metrics, "shutdown.reason", result, 64);
     g2z_object_copy(&run->metrics, "shutdown.signal", why, G2ZP_TEXT);
@@ -1752,12 +1766,13 @@ static void g2zp_page_resumes(g2z_page *page, const char *log) {
 
 /* Puts the commands that go on from here, as the last start printed them at its end. */
 static void g2zp_page_next(g2z_page *page, const g2zp_run *run) {
-  static const char *const begins[] = {"To generate text: ", "To continue training: ",
-                                       "To train these weights further: ", "stopped after step "};
+  static const char *const begins[] = {"warning: the run diverged: ", "To generate text: ",
+                                       "To continue training: ", "To train these weights further: ",
+                                       "stopped after step "};
   char command[G2ZP_TEXT], line[G2ZP_TEXT];
   const char *log = run->log ? run->log : "", *found;
   while ((found = strstr(log, "  resumed after step ")) != NULL) log = found + 1;
-  if (!run->metrics.text || run->failure.text) {
+  if (!run->metrics.text || run->failure.text || run->failed) {
     g2z_object_copy(&run->launcher, "command_line", command, sizeof command);
     if (*command)
       g2z_page_text(page, "To continue from the last checkpoint, if there is one: %s%s", command,
@@ -1891,7 +1906,6 @@ G2Z_API g2z_status g2z_report_run(g2z_services *services, const char *run_dir) {
   G2Z_TRY(g2zp_check_directory(services, run_dir));
   g2z_status status = g2zp_run_read(services, run_dir, &run);
   if (status == G2Z_OK) status = g2zp_curves_read(services, run_dir, &run.curves);
-  if (status == G2Z_OK) status = g2zp_run_text(services, run_dir, "train.log", &run.log);
   if (status == G2Z_OK) status = g2zp_run_text(services, run_dir, "sample.txt", &run.sample);
   if (status == G2Z_OK)
     status = g2z_page_create(services, g2z_path_in(run_dir, "report.html").text, title, &page);
@@ -2298,15 +2312,18 @@ static int g2zp_alike(const g2zp_run *runs, size_t count, const g2zp_fact *fact,
   return 1;
 }
 
-/* Puts a table of the facts that have one of these `uses` and differ, with one row per run. */
+/* Puts a table of the facts that have one of these `uses` and differ, with one row per run.
+ * Measured facts come last. */
 static void g2zp_page_differing(g2z_page *page, const g2zp_run *runs, size_t count, int uses) {
   const char *headers[1 + G2Z_COUNT(g2zp_run_facts)] = {"run"};
   const g2zp_fact *shown[G2Z_COUNT(g2zp_run_facts)];
   char cell[G2ZP_CELL];
   int used = 0;
-  for (const g2zp_fact *fact = g2zp_run_facts;
-       fact < g2zp_run_facts + G2Z_COUNT(g2zp_run_facts); fact++) {
-    if (!(fact->uses & uses) || g2zp_alike(runs, count, fact, cell)) continue;
+  for (size_t i = 0; i < 2 * G2Z_COUNT(g2zp_run_facts); i++) { /* twice: settings, then results */
+    const g2zp_fact *fact = &g2zp_run_facts[i % G2Z_COUNT(g2zp_run_facts)];
+    const int measured = fact->uses & G2ZP_MEASURED, last = i >= G2Z_COUNT(g2zp_run_facts);
+    if (!(fact->uses & uses) || (measured != 0) != last) continue;
+    if (g2zp_alike(runs, count, fact, cell)) continue;
     shown[used++] = fact;
     headers[used] = fact->name;
   }
@@ -2381,7 +2398,7 @@ typedef struct g2zp_comparison {
   int by_target;                     /* 1: the level is the target */
   const g2zp_run *best;              /* the lowest value; NULL: nothing to compare */
   const g2zp_run *base;              /* relative figures compare with it; NULL: there are none. A
-                                      * diverged run is no base */
+                                      * run that diverged or failed is no base */
 } g2zp_comparison;
 
 static const struct {
@@ -2481,10 +2498,11 @@ static void g2zp_compare(g2zp_comparison *m) {
   for (const g2zp_run *run = m->runs; run < m->runs + m->count && m->validated > 1; run++)
     if (!m->best || g2zp_value(run) < g2zp_value(m->best) || isnan(g2zp_value(m->best)))
       m->best = run;
-  for (const g2zp_run *run = m->runs; run < m->runs + m->count && m->best; run++)
-    if (run != m->best && !run->diverged && !isnan(g2zp_reached(run, G2ZP_COLUMN_val_step)) &&
-        (!m->base || g2zp_value(run) > g2zp_value(m->base)))
-      m->base = run;
+  for (const g2zp_run *run = m->runs; run < m->runs + m->count && m->best; run++) {
+    if (run == m->best || isnan(g2zp_reached(run, G2ZP_COLUMN_val_step))) continue;
+    if (run->diverged || run->failed || run->failure.text) continue;
+    if (!m->base || g2zp_value(run) > g2zp_value(m->base)) m->base = run;
+  }
 }
 
 /* Puts why losses are not compared, and a table of the facts that matter. */
@@ -2557,8 +2575,9 @@ static void g2zp_page_better(g2z_page *page, const g2zp_comparison *m) {
     snprintf(verdict, sizeof verdict, "%.200s is better than %.200s", best, next->name);
   }
   if (!known)
-    g2z_page_lead(page, "%s. %s Steps, tokens and seconds are not compared, as a run diverged, has "
-                  "no metrics.jsonl, or began from another run's checkpoint.", verdict, last);
+    g2z_page_lead(page, "%s. %s Steps, tokens and seconds are not compared, as a run diverged, "
+                  "failed, has no metrics.jsonl, or began from another run's checkpoint.", verdict,
+                  last);
   else if (m->by_target)
     g2z_page_lead(page, "%s: %.200s reaches the target loss, %s, in %s of %.200s. %s", verdict,
                   reaches, level, shares, m->base->name, last);
@@ -2720,7 +2739,7 @@ static g2z_status g2zp_page_settings_of(g2z_page *page, const g2zp_comparison *m
   int alike = 0;
   if (m->count > 1) {
     g2z_page_heading(page, "What differs");
-    g2zp_page_differing(page, m->runs, m->count, G2ZP_COMPARED);
+    g2zp_page_differing(page, m->runs, m->count, G2ZP_COMPARED | G2ZP_MEASURED);
     G2Z_TRY(g2zp_page_flags(page, m->runs, m->count));
   }
   for (int put = 0; put < 2; put++) {
@@ -2732,8 +2751,8 @@ static g2z_status g2zp_page_settings_of(g2z_page *page, const g2zp_comparison *m
     }
     for (const g2zp_fact *fact = g2zp_run_facts;
          fact < g2zp_run_facts + G2Z_COUNT(g2zp_run_facts); fact++) {
-      if (!(fact->uses & G2ZP_COMPARED) || !g2zp_alike(m->runs, m->count, fact, cell)) continue;
-      if (!*cell) continue;
+      if (!(fact->uses & (G2ZP_COMPARED | G2ZP_MEASURED))) continue;
+      if (!g2zp_alike(m->runs, m->count, fact, cell) || !*cell) continue;
       alike++;
       if (put) g2z_page_fact(page, fact->name, "%s", cell);
     }

@@ -3121,13 +3121,16 @@ static void g2zr_rescue(g2z_run *run, g2z_run_event *event) {
 }
 
 G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
+  char failed[G2Z_ERROR_BYTES + 16];
   memset(event, 0, sizeof *event);
   g2z_status status = g2zr_advance(run, event);
   if (status == G2Z_OK) return G2Z_OK;
   g2zr_failure failure = {G2Z_OK, 0, ""}; /* a copy: the next calls may overwrite the sentence */
   g2zr_note_failure(run, &failure, status);
   if (status == G2Z_IO || status == G2Z_FORMAT) g2zr_rescue(run, event);
-  g2zr_log(run, failure.sentence);
+  snprintf(failed, sizeof failed, "%s%s", status == G2Z_STOPPED ? "" : "failed: ",
+           failure.sentence);
+  g2zr_log(run, failed);             /* the page reads the word */
   if (run->metrics.file >= 0 && status != G2Z_STOPPED)
     g2z_report_run(run->services, run->config.run_dir);
   return g2zr_tell_failure(run, &failure);

@@ -279,7 +279,7 @@ static void test_report_curves(g2z_test *t) {
                test_times(text, "<path class=\"series dash\"") == 3);
   CHECK(t, test_times(text, ">two</span>") == 6 && !strstr(text, "<dt>experiments<"));
   /* Differing values are in the table, common ones above it. */
-  CHECK_HAS(t, text, "<table><thead><tr><th>run<th>wall s<th>moments</tr></thead>",
+  CHECK_HAS(t, text, "<table><thead><tr><th>run<th>moments<th>wall s</tr></thead>",
             "<dt>tokens/s</dt><dd>12843</dd>", "flags are those of a run&#39;s last start.</p>");
 }
 
@@ -444,45 +444,47 @@ static void test_report_compared(g2z_test *t) {
 /* Runs that are not complete are shown as such, and do not set the level at which complete ones are
  * compared. All have one validation per step; "good" and "fair" are complete. */
 static void test_report_ends(g2z_test *t) {
+#define END(reason) "{\"schema_version\": \"2.0\", \"validation\": {\"set\": \"v\"}, " \
+                    "\"shutdown\": {\"reason\": \"" reason "}}"
   static const char *const summary = "training_metrics.json";
-  static const char *const completed = "\"shutdown\": {\"reason\": \"completed\"}";
   const struct {
     const char *name;
     double val_loss[3];
     const char *file, *end;            /* a file of the run's end; NULL: there is none */
     const char *sentence;
   } runs[] = {
-      {"good", {5, 4, 3}, summary, completed, ""},
-      {"fair", {5, 4.5, 4}, summary, completed, ""},
-      {"wild", {60, 70, 80}, summary, "\"shutdown\": {\"reason\": \"diverged\"}",
+      {"good", {5, 4, 3}, summary, END("completed\""), ""},
+      {"fair", {5, 4.5, 4}, summary, END("completed\""), ""},
+      {"wild", {60, 70, 80}, summary, END("diverged\""),
        "<p>wild is not complete: diverged, the last losses are worse than guessing. It has 3 steps."
        "</p>"},
-      {"told", {5, 4.75, 4.5}, summary,
-       "\"shutdown\": {\"reason\": \"signal\", \"signal\": \"SIGTERM\"}",
+      {"told", {5, 4.75, 4.5}, summary, END("signal\", \"signal\": \"SIGTERM\""),
        "<p>told is not complete: signal, SIGTERM. It has 3 steps.</p>"},
-      {"lost", {5, 4.75, 4.25}, "RUN_FAILED.json", "\"sentence\": \"rank 1 was killed\"",
+      {"lost", {5, 4.75, 4.25}, "RUN_FAILED.json", "{\"sentence\": \"rank 1 was killed\"}",
        "<p>lost is not complete: failed, rank 1 was killed. It has 3 steps.</p>"},
+      {"torn", {5, 4.75, 4.25}, "train.log", "T  step 3/9\nT  failed: the disk is full\n",
+       "<p>torn is not complete: failed, the disk is full. It has 3 steps.</p>"},
       {"live", {5, 4.25, 3.5}, NULL, NULL,
        "<p>live is not complete: not ended, no end recorded as "}};
-  static const char *names[] = {"good", "fair", "wild", "told", "lost", "live"};
+#undef END
+  static const char *names[] = {"good", "fair", "wild", "told", "lost", "torn", "live"};
   static const char *two[] = {"wild", "live"}, *one[] = {"live"};
   for (size_t r = 0; r < sizeof runs / sizeof *runs; r++) {
     FILE *file = test_report_file(t, runs[r].name, "metrics.jsonl");
     for (int i = 1; i <= 3; i++)
       fprintf(file, "{\"step\": %d, \"tokens\": %d, \"loss\": %s, \"grad_norm\": 1, \"step_ms\": "
               "1000}\n{\"step\": %d, \"tokens\": %d, \"val_loss\": %g, \"val_ms\": 1, \"val_set\": "
-              "\"v\"}\n", i, 8 * i, r == 5 && i == 2 ? "null" : "5", i, 8 * i,
+              "\"v\"}\n", i, 8 * i, r == 6 && i == 2 ? "null" : "5", i, 8 * i,
               runs[r].val_loss[i - 1]);
     CHECK(t, fclose(file) == 0);
     if (!runs[r].file) continue;
     file = test_report_file(t, runs[r].name, runs[r].file);
-    fprintf(file, "{\"schema_version\": \"2.0\", \"validation\": {\"set\": \"v\"}, %s}",
-            runs[r].end);
+    fputs(runs[r].end, file);
     CHECK(t, fclose(file) == 0);
   }
-  CHECK_OK(t, test_results(t, names, 6));
+  CHECK_OK(t, test_results(t, names, 7));
   const char *page = test_read(t, "all.html");
-  CHECK_HAS(t, page, "<h1>Runs compared</h1>\n<p class=lead>good is the best of 6 runs: it reaches "
+  CHECK_HAS(t, page, "<h1>Runs compared</h1>\n<p class=lead>good is the best of 7 runs: it reaches "
             "the best loss of fair, 4.0000, in 0.67 of the steps, 0.67 of the tokens and 0.67 of "
             "the seconds. Its own best is 3.0000, 0.5000 lower than live&#39;s.</p>",
             "<td>3<td>24<td>3.00<td>completed</tr>", "<td>diverged</tr>", "<td>not ended</tr>",

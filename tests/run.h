@@ -362,6 +362,7 @@ static void test_run_diverges(g2z_test *t) {
                  "the loss of step 6, the last, is nan. Start again with a lower --lr (0.01), or");
     CHECK(t, seen.steps == (again ? 0 : 6));
     CHECK(t, test_there(t, "late/step-000006") && !test_there(t, "late/RUN_COMPLETE.txt"));
+    CHECK_HAS(t, test_read(t, "late/report.html"), "<dd>failed<small>the run diverged: the loss of ");
   }
   /* A sample that such a model cannot write is not the cause that the run names. */
   s = test_run_prepare(t, "sample");
