@@ -1775,8 +1775,8 @@ static void g2zp_page_next(g2z_page *page, const g2zp_run *run) {
   if (!run->metrics.text || run->failure.text || run->failed) {
     g2z_object_copy(&run->launcher, "command_line", command, sizeof command);
     if (*command)
-      g2z_page_text(page, "To continue from the last checkpoint, if there is one: %s%s", command,
-                    strstr(command, " --resume") ? "" : " --resume latest");
+      g2z_page_text(page, "If the run has stopped, continue from its last checkpoint: %s%s",
+                    command, strstr(command, " --resume") ? "" : " --resume latest");
     return;
   }
   for (size_t i = 0; i < G2Z_COUNT(begins); i++) {
@@ -2432,13 +2432,15 @@ static int g2zp_same(const g2zp_comparison *m, const g2zp_fact *fact, int *known
   return 1;
 }
 
+/* Names the validation tokens. */
+static const g2zp_fact g2zp_set = {"", "validation.set", NULL, NULL, 1, 0};
+
 /* Finds the common measure of the runs, and fills val_measure. */
 static void g2zp_compare_measure(g2zp_comparison *m) {
-  static const g2zp_fact set = {"", "validation.set", NULL, NULL, 1, 0};
   static const g2zp_fact text = {"", "validation.text_hash", NULL, NULL, 1, 0};
   int known;
   m->measure = G2ZP_NO_MEASURE;
-  if (m->validated < 2 || (g2zp_same(m, &set, &known) && known)) m->measure = G2ZP_LOSS;
+  if (m->validated < 2 || (g2zp_same(m, &g2zp_set, &known) && known)) m->measure = G2ZP_LOSS;
   else if (g2zp_same(m, &text, &known) && known) m->measure = G2ZP_BITS;
   for (size_t r = 0; r < m->count; r++) {
     g2zp_curves *c = &m->runs[r].curves;
@@ -2516,6 +2518,8 @@ static void g2zp_page_why(g2z_page *page, const g2zp_comparison *m) {
     snprintf(why + strlen(why), sizeof why - strlen(why), "%s%s", comma, fact->name);
     comma = ", ";
   }
+  if (!*why && !g2zp_same(m, &g2zp_set, &known)) /* a run that has not ended differs */
+    snprintf(why, sizeof why, "%svalidation tokens", comma);
   if (!*why)
     snprintf(why, sizeof why, "since it is not known which tokens they were measured over");
   if (m->measure == G2ZP_BITS)

@@ -493,6 +493,10 @@ static void test_report_ends(g2z_test *t) {
   CHECK_OK(t, test_results(t, two, 2));
   CHECK_HAS(t, test_read(t, "all.html"), "<p class=lead>live is better than wild. Its own best is "
             "3.5000, 56.5000 lower than wild&#39;s. Steps, tokens and seconds are not compared, ");
+  test_sh(t, "sed -i 's/: \"v\"/: \"w\"/' wild/training_metrics.json");
+  CHECK_OK(t, test_results(t, two, 2));
+  CHECK_HAS(t, test_read(t, "all.html"), "<p class=lead>Losses are not compared, since the runs "
+            "differ in: validation tokens. Nor are bits per byte, ");
   CHECK_OK(t, test_results(t, one, 1));
   /* A loss that is not a number is visible, and four figures stand first. */
   CHECK_OK(t, g2z_report_run(&t->services, test_path(t, "live")));
