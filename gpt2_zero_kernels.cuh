@@ -674,6 +674,17 @@ static __device__ inline void g2z__unpack(float (&out)[g2z__lanes<A>], uint4 pac
   }
 }
 
+/* The first or second four numbers of a pack of eight. */
+template <typename A>
+static __device__ inline void g2z__unpack_half(float (&out)[4], uint4 pack, int half) {
+  const uint2 words = half ? make_uint2(pack.z, pack.w) : make_uint2(pack.x, pack.y);
+  const float2 low = g2z__pair_of<A>::unpack(words.x), high = g2z__pair_of<A>::unpack(words.y);
+  out[0] = low.x;
+  out[1] = low.y;
+  out[2] = high.x;
+  out[3] = high.y;
+}
+
 /* Rounds to nearest even. */
 template <typename A>
 static __device__ inline uint4 g2z__pack(const float (&in)[g2z__lanes<A>]) {
@@ -828,6 +839,13 @@ static __device__ inline void g2z__put_number(G *to, float value, g2z_write mode
 static __device__ inline float g2z__exp2(float x) {
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+/* 1/sqrt(x) of a normal number; its relative error is at most 2^-22.9. */
+static __device__ inline float g2z__rsqrt(float x) {
+  float result;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
 }
 
@@ -1474,7 +1492,7 @@ g2z_k_layernorm_fwd(A *y, uint8_t *narrow, float *mean, float *rstd, const A *x,
 #pragma unroll
     for (int i = 0; i < L; i++) sum += value[i];
   }
-  float center = g2z__team_sum<TEAM>(sum, shared[0]) / (float)C;
+  float center = __fdividef(g2z__team_sum<TEAM>(sum, shared[0]), (float)C);
 #pragma unroll
   for (int k = 0; k < K; k++) {
     if (k * (int)blockDim.x + (int)threadIdx.x >= packs) continue; /* padding, not data */
@@ -1483,8 +1501,8 @@ g2z_k_layernorm_fwd(A *y, uint8_t *narrow, float *mean, float *rstd, const A *x,
 #pragma unroll
     for (int i = 0; i < L; i++) squares += (value[i] - center) * (value[i] - center);
   }
-  float variance = g2z__team_sum<TEAM>(squares, shared[1]) / (float)C;
-  float scale = 1.0f / sqrtf(variance + G2Z_LAYERNORM_EPS);
+  float variance = __fdividef(g2z__team_sum<TEAM>(squares, shared[1]), (float)C);
+  float scale = g2z__rsqrt(variance + G2Z_LAYERNORM_EPS);
 #pragma unroll
   for (int k = 0; k < K; k++) {
     int pack = k * (int)blockDim.x + (int)threadIdx.x;
@@ -1511,60 +1529,86 @@ g2z_k_layernorm_fwd(A *y, uint8_t *narrow, float *mean, float *rstd, const A *x,
 
 /* g2z_k_layernorm_eight: g2z_k_layernorm_fwd with y only in e4m3, as rows and as columns.
  *   y  N rows of C, then C columns of N, out   N % 128 == 0, C % 16 == 0
- * Launch  32 tokens per block of 256 threads; a row is read three times, twice from L1
+ * Launch  32 tokens per block of 256 threads. A warp has 4 rows. A lane holds K packs of each row;
+ *         with K = 0 it reads them three times, twice from the caches
  * Cost    4 NC bytes: N=32768, C=768 is 101 MB
  * Oracle  g2z__cpu_layernorm_fwd; test cuda_layernorm */
-template <typename A>
-static __global__ void __launch_bounds__(256)
+template <typename A, int K>
+static __global__ void __launch_bounds__(256, K == 3 ? 3 : 1) /* GPT-2 124M: three blocks */
 g2z_k_layernorm_eight(uint8_t *y, float *mean, float *rstd, const A *x, const A *w, const A *b,
                       int C, double *clamped) {
-  const int N = (int)gridDim.x * 32, block = (int)blockIdx.x;
+  const int N = (int)gridDim.x * 32, block = (int)blockIdx.x, packs = C / 8;
+  const int turns = K ? K : (packs + 31) / 32;
   const int g = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-  size_t first[4];
+  uint4 raw[4][K ? K : 1];
   float center[4] = {}, scale[4] = {};
   g2z__k_begin();
+  const unsigned first = (unsigned)(g2z__token_at(block, g, 0) * packs);
+  auto place = [&](int i, int pack) { /* of a pack of this warp's i-th row */
+    return (size_t)(first + (unsigned)(g2z__token_at(0, 0, i) * packs + pack));
+  };
 #pragma unroll
-  for (int i = 0; i < 4; i++) first[i] = (size_t)g2z__token_at(block, g, i) * (size_t)(C / 8);
+  for (int k = 0; k < K; k++)
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      if (k * 32 + lane < packs) raw[i][k] = g2z__get(x, place(i, k * 32 + lane));
   auto each = [&](auto use) { /* use(i, a number of this lane's i-th row) */
-    for (int pack = lane; pack < C / 8; pack += 32)
+#pragma unroll
+    for (int k = 0; k < turns; k++) {
+      const int pack = k * 32 + lane;
+      if (pack >= packs) break;
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         float value[8];
-        g2z__unpack<A>(value, g2z__get(x, first[i] + (size_t)pack));
+        g2z__unpack<A>(value, K ? raw[i][k] : g2z__get(x, place(i, pack)));
 #pragma unroll
         for (int j = 0; j < 8; j++) use(i, value[j]);
       }
+    }
   };
   each([&](int i, float value) { center[i] += value; });
 #pragma unroll
-  for (int i = 0; i < 4; i++) center[i] = g2z__warp_sum(center[i]) / (float)C;
+  for (int i = 0; i < 4; i++) center[i] = __fdividef(g2z__warp_sum(center[i]), (float)C);
   each([&](int i, float value) { scale[i] += (value - center[i]) * (value - center[i]); });
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-    scale[i] = 1.0f / sqrtf(g2z__warp_sum(scale[i]) / (float)C + G2Z_LAYERNORM_EPS);
+    scale[i] = g2z__rsqrt(__fdividef(g2z__warp_sum(scale[i]), (float)C) + G2Z_LAYERNORM_EPS);
     if (lane != 0) continue;
     mean[g2z__token_at(block, g, i)] = center[i];
     rstd[g2z__token_at(block, g, i)] = scale[i];
   }
-  for (int column = 0; column < C; column += 256) {
+#pragma unroll
+  for (int k = 0; k < turns; k++) {
     uint2 eight[4] = {};
-    const size_t pack = (size_t)(column / 8 + lane);
-    if (column + lane * 8 < C) {
-      float weight[8], bias[8], value[8];
-      g2z__unpack<A>(weight, g2z__get(w, pack));
-      g2z__unpack<A>(bias, g2z__get(b, pack));
+    const int pack = k * 32 + lane;
+    if (pack < packs) {
+      const uint4 weights = g2z__get(w, (size_t)pack), biases = g2z__get(b, (size_t)pack);
+      uint4 row[4];
 #pragma unroll
-      for (int i = 0; i < 4; i++) {
-        g2z__unpack<A>(value, g2z__get(x, first[i] + pack));
+      for (int i = 0; i < 4; i++) row[i] = K ? raw[i][k] : g2z__get(x, place(i, pack));
 #pragma unroll
-        for (int j = 0; j < 8; j++)
-          value[j] = (value[j] - center[i]) * scale[i] * weight[j] + bias[j];
-        eight[i] = g2z__pack_narrow<A, __nv_fp8_e4m3>(g2z__pack<A>(value));
-        reinterpret_cast<uint2 *>(y)[first[i] + pack] = eight[i];
+      for (int half = 0; half < 2; half++) { /* four columns at a time: registers are scarce */
+        float weight[4], bias[4], value[4];
+        g2z__unpack_half<A>(weight, weights, half);
+        g2z__unpack_half<A>(bias, biases, half);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          g2z__unpack_half<A>(value, row[i], half);
+#pragma unroll
+          for (int j = 0; j < 4; j++)
+            value[j] = (value[j] - center[i]) * scale[i] * weight[j] + bias[j];
+          const uint32_t four =
+              g2z__pair_narrow<A, __nv_fp8_e4m3>(g2z__pair_of<A>::pack(value[0], value[1])) |
+              g2z__pair_narrow<A, __nv_fp8_e4m3>(g2z__pair_of<A>::pack(value[2], value[3])) << 16;
+          if (half) eight[i].y = four;
+          else eight[i].x = four;
+        }
       }
+#pragma unroll
+      for (int i = 0; i < 4; i++) reinterpret_cast<uint2 *>(y)[place(i, pack)] = eight[i];
     }
     g2z__count_clamped(clamped, eight);
-    g2z__columns_put(y + (size_t)N * (size_t)C, eight, block, column, N, C);
+    g2z__columns_put(y + (size_t)N * (size_t)C, eight, block, k * 256, N, C);
   }
 }
 
@@ -1574,11 +1618,18 @@ static g2z_status g2z_cuda_layernorm_fwd(g2z_device *device, const g2z_layernorm
   G2Z_ASSERT(g2z__layernorm_fwd_whole(op));
   if constexpr (std::is_same<A, __half>::value)
     if (op->narrow && op->narrow == op->y) {
+      auto eight = g2z_k_layernorm_eight<A, 0>;
+#define G2Z__HELD(K) g2z_k_layernorm_eight<A, K>
+      static const decltype(eight) held[] = {G2Z__HELD(1), G2Z__HELD(2), G2Z__HELD(3),
+                                             G2Z__HELD(4), G2Z__HELD(5), G2Z__HELD(6),
+                                             G2Z__HELD(7), G2Z__HELD(8)};
+#undef G2Z__HELD
+      const int turns = (C / 8 + 31) / 32;
+      if (turns <= G2Z__ROW_WARP_PACKS) eight = held[turns - 1];
       G2Z_ASSERT(N % 128 == 0 && C % 16 == 0);
-      return g2z__launch(device, "g2z_k_layernorm_eight", g2z_k_layernorm_eight<A>,
-                         (unsigned)(N / 32), 256, 0, (uint8_t *)op->y, op->mean, op->rstd,
-                         (const A *)op->x, (const A *)op->w, (const A *)op->b, C,
-                         device->clamped_inputs);
+      return g2z__launch(device, "g2z_k_layernorm_eight", eight, (unsigned)(N / 32), 256, 0,
+                         (uint8_t *)op->y, op->mean, op->rstd, (const A *)op->x,
+                         (const A *)op->w, (const A *)op->b, C, device->clamped_inputs);
     }
   auto kernel = g2z_k_layernorm_fwd<A, 2, G2Z__TEAM_BLOCK>;
 #define G2Z__WARPS(A, K) g2z_k_layernorm_fwd<A, K, G2Z__TEAM_WARP>

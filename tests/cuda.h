@@ -627,6 +627,12 @@ static void test_cuda_layernorm(g2z_test *t) {
       test_cuda_layernorm_one(&p, 19, 4096, 0.1f);
       test_cuda_layernorm_one(&p, 256, 784, 0);
       if (p.dtype == G2Z_FP16) test_cuda_layernorm_one(&p, 19, 4104, 0.1f);
+      if (p.dtype == G2Z_FP16) { /* 8-bit columns: lanes hold rows, up to 2048 channels */
+        test_cuda_layernorm_one(&p, 384, 768, 0);
+        test_cuda_layernorm_one(&p, 384, 1024, 0.1f);
+        test_cuda_layernorm_one(&p, 128, 1600, 0);
+        test_cuda_layernorm_one(&p, 128, 2064, 0.1f);
+      }
       float one = 0; /* the op does not get as far as reading it */
       const g2z_layernorm_fwd wide = {.y = &one, .mean = &one, .rstd = &one, .x = &one, .w = &one,
                                       .b = &one, .N = 1, .C = 8200};
