@@ -1046,7 +1046,7 @@ G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, c
  *                                            inputs of 108 or more and weights, wte's too, of 13.5
  *                                            or more, which become 448: see g2z_report
  *   gradients that enter qkv,     e5m2       clamped to 57344. Weight gradients multiply them by
- *     fc, fcproj, fp8=all                    the inputs in e4m3
+ *     attproj, fc, fcproj, fp8=all           the inputs in e4m3
  *   operands of the LM head's     e4m3       h times 2^9 over its row's sum of exponentials, wte
  *     gradients, fp8=all                     times 32; clamped to 448
  *     exponentials                e5m2       in dh a target's term is not rounded
@@ -1285,10 +1285,12 @@ typedef struct g2z_layernorm_fwd {
 } g2z_layernorm_fwd;
 
 /* dropped = dropout'(dres) is the gradient that the projection or embedding below this residual
- * receives. Without dropout that gradient is dres, and `dropped` is not written. */
+ * receives. Without dropout that gradient is dres, and `dropped` is not written. narrow may be
+ * `dropped`: then it replaces it. */
 typedef struct g2z_layernorm_bwd {
   void *dres;                    /* [N,C] act: dx, or += dx (res_mode) */
   void *dropped;                 /* ([N,C] act) */
+  void *narrow;                  /* (rows of C, then columns: this gradient in 8 bits, in fp16) */
   void *dw, *db;                 /* [C] grad (mode) */
   void *dbias;                   /* ([C] grad (mode): column sums of `dropped`, or of dres) */
   const void *dy, *x, *w;        /* [N,C], [N,C], [C] act */
@@ -1315,24 +1317,26 @@ typedef struct g2z_linear_fwd {
 } g2z_linear_fwd;
 
 /* dx = dy w^T. With slope, where x = gelu(z): dx = (dy w^T) * slope is the gradient of z. With
- * narrow, in fp16: dy is rounded to e5m2, w to e4m3, times 32. Without slope, dy is then read from
- * narrow. With slope, dy's rows and columns are written to narrow, and dx's replace dx. */
+ * narrow, in fp16: dy is rounded to e5m2, w to e4m3, times 32. dy is then read from narrow. With
+ * slope, dx's rows and columns in 8 bits replace dx. */
 typedef struct g2z_linear_bwd_data {
   void *dx;                      /* [N,K] act */
   void *dbias;                   /* with slope: [K] grad (mode): column sums of dx */
   const void *dy, *w;            /* [N,O], [K,O] act */
   const void *slope;             /* ([N,K] act) */
-  void *narrow;                  /* (rows of O, then columns) */
+  const void *narrow;            /* (rows of O) */
   g2z_write mode;
   int N, K, O;
 } g2z_linear_bwd_data;
 
-/* dw = x^T dy. With narrow_dy, in fp16: x is rounded to e4m3, dy to e5m2; x's rows and columns have
- * replaced x, and narrow_dy has dy's. */
+/* dw = x^T dy. With narrow_dy, in fp16: x is rounded to e4m3, dy to e5m2. narrow_dy has dy's rows
+ * and columns, columns_x has x's columns. Without columns_x, x's rows and columns have replaced
+ * x. */
 typedef struct g2z_linear_bwd_weight {
   void *dw;                      /* [K,O] grad (mode) */
   const void *x, *dy;            /* [N,K], [N,O] act */
   const void *narrow_dy;         /* (rows of O, then columns) */
+  const void *columns_x;         /* ([K,N] in 8 bits) */
   g2z_write mode;
   int N, K, O;
 } g2z_linear_bwd_weight;
@@ -1350,6 +1354,7 @@ typedef struct g2z_attention_fwd {
 typedef struct g2z_attention_bwd {
   void *dqkv;                    /* [B,T,3,NH,HS] act; with narrow it may stay unwritten */
   void *narrow;                  /* (rows of 3C, then columns) */
+  void *columns;                 /* ([C,B*T]: columns of `out` in 8 bits, written here) */
   void *dbias;                   /* [3C] grad (mode): column sums of dqkv */
   const void *dout, *out;        /* [B,T,NH,HS] act */
   const float *lse;              /* [B,NH,T] */
@@ -4054,8 +4059,8 @@ G2Z__PRIVATE g2z_status g2z__vocab_agree(g2z_services *services, uint64_t *known
  *           bits. In generation token by token: the token's row of qkv before it enters the cache
  *   wide    4 C per token: fc's gradient; or qkv's (3 C) followed by attention's (C); while a block
  *           runs forward, 8-bit activations
- * With fp8=all ln1, ln2, fc, and wide as fc's gradient, hold 8-bit rows and columns. In backward
- * the gradient that fcproj receives replaces fc's rows. */
+ * With fp8=all ln1, ln2, fc, wide as fc's gradient, and lnf as the gradient that fcproj or
+ * the attention projection receives, hold 8-bit rows and columns. */
 #define G2Z__ACTIVATION_LIST(X)                                          \
   /*  name      copies  type  elements */                                \
   X(EMBED,     ONCE,    A,    (N) * C)      /* residual stream at block 0 */ \
@@ -10348,17 +10353,18 @@ G2Z__PRIVATE void *g2z__residual(const g2z_model *model, int layer) {
 /* Where the 8-bit copies of a block's tensors lie. NULL: a tensor has no copy.
  * With fp8=forward all lie in WIDE, which is free while block_activations() runs.
  * With fp8=all only attention's copy lies there. The copies of ln1's, ln2's and GELU's output and
- * of fc's gradient replace these tensors. Backward needs only the columns of GELU's output, so the
- * copy of the gradient that fcproj receives replaces its rows. Later ln2's gradient replaces both,
- * and the copy of qkv's gradient follows it. */
+ * of fc's gradient replace these tensors. LNF, which backward does not read, holds the copy of the
+ * gradient that fcproj receives, later of the attention projection's. In backward ln2's gradient
+ * replaces GELU's output; then the columns of attention's output replace ln2's gradient. The copy
+ * of qkv's gradient follows them. */
 typedef struct g2z__narrow_places {
-  void *ln1, *att, *ln2, *fc, *dproj, *dfc, *dqkv;
+  void *ln1, *att, *ln2, *fc, *dproj, *dfc, *dqkv, *att_columns;
 } g2z__narrow_places;
 G2Z__PRIVATE g2z__narrow_places g2z__narrow_of(const g2z_model *model, const g2z__pass *pass,
                                                int layer) {
   size_t rows = (size_t)pass->B * (size_t)pass->T * (size_t)model->plan->model.channels;
   char *wide = (char *)G2Z__A(WIDE), *fc = (char *)G2Z__A(FC);
-  g2z__narrow_places narrow = {NULL, NULL, NULL, NULL, NULL, NULL, NULL};
+  g2z__narrow_places narrow = {NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL};
   if (model->device->fp8 < G2Z_FP8_FORWARD) return narrow;
   narrow.att = wide + 4 * rows;
   if (model->device->fp8 == G2Z_FP8_FORWARD) {
@@ -10370,8 +10376,9 @@ G2Z__PRIVATE g2z__narrow_places g2z__narrow_of(const g2z_model *model, const g2z
   narrow.ln1 = G2Z__A(LN1);
   narrow.ln2 = G2Z__A(LN2);
   narrow.fc = fc;
-  narrow.dproj = fc;
+  narrow.dproj = G2Z__A(LNF);
   narrow.dfc = wide;
+  narrow.att_columns = fc;
   narrow.dqkv = fc + rows * model->plan->dtype_bytes;
   return narrow;
 }
@@ -10487,7 +10494,7 @@ G2Z__PRIVATE void *g2z__dln1(const g2z_model *model, const g2z__pass *pass) {
  * of the block's output stream, and its copy masked by the projection's dropout. Out: DRES, the
  * gradient of the stream between attention and ln2, and ln1's output gradient. Two buffers are
  * reused when nothing needs their activations any more: LNF for masked gradients, FC for ln2's
- * gradient and 8-bit copies of gradients. */
+ * gradient, and both for 8-bit copies. */
 G2Z__PRIVATE g2z_status g2z__unit_backward(const g2z_model *model, const g2z__pass *pass,
                                            int unit) {
   g2z_device *dev = model->device;
@@ -10524,18 +10531,20 @@ G2Z__PRIVATE g2z_status g2z__unit_backward(const g2z_model *model, const g2z__pa
            .narrow_dy = narrow.dfc, .mode = mode, .N = N, .K = C, .O = 4 * C);
   G2Z__RUN(dev, linear_bwd_data, .dx = dln2, .dy = dfc, .w = G2Z__W(FCW), .narrow = narrow.dfc,
            .mode = mode, .N = N, .K = C, .O = 4 * C);
-  G2Z__RUN(dev, layernorm_bwd, .dres = dres, .dropped = dropped, .dw = G2Z__G(LN2W),
-           .db = G2Z__G(LN2B), .dbias = G2Z__G(ATTPROJB), .dy = dln2, .x = G2Z__A(RES2),
-           .w = G2Z__W(LN2W), .mean = G2Z__F(LN2_MEAN), .rstd = G2Z__F(LN2_RSTD),
+  G2Z__RUN(dev, layernorm_bwd, .dres = dres, .dropped = dropped, .narrow = narrow.dproj,
+           .dw = G2Z__G(LN2W), .db = G2Z__G(LN2B), .dbias = G2Z__G(ATTPROJB), .dy = dln2,
+           .x = G2Z__A(RES2), .w = G2Z__W(LN2W), .mean = G2Z__F(LN2_MEAN), .rstd = G2Z__F(LN2_RSTD),
            .res_mode = G2Z_ACCUMULATE, .mode = mode, .dropout = drop_attproj, .N = N, .C = C);
   const void *dattproj = g2z__dropped(model, pass);
+  G2Z__RUN(dev, linear_bwd_data, .dx = datt, .dy = dattproj, .w = G2Z__W(ATTPROJW),
+           .narrow = narrow.dproj, .mode = mode, .N = N, .K = C, .O = C);
+  G2Z__RUN(dev, attention_bwd, .dqkv = dqkv, .narrow = narrow.dqkv, .columns = narrow.att_columns,
+           .dbias = G2Z__G(QKVB), .dout = datt, .out = G2Z__A(ATT), .lse = G2Z__F(LSE),
+           .qkv = G2Z__A(QKV), .mode = mode, .dropout = drop_att, .B = pass->B, .T = pass->T,
+           .C = C, .NH = NH);
   G2Z__RUN(dev, linear_bwd_weight, .dw = G2Z__G(ATTPROJW), .x = G2Z__A(ATT), .dy = dattproj,
-           .mode = mode, .N = N, .K = C, .O = C);
-  G2Z__RUN(dev, linear_bwd_data, .dx = datt, .dy = dattproj, .w = G2Z__W(ATTPROJW), .mode = mode,
-           .N = N, .K = C, .O = C);
-  G2Z__RUN(dev, attention_bwd, .dqkv = dqkv, .narrow = narrow.dqkv, .dbias = G2Z__G(QKVB),
-           .dout = datt, .out = G2Z__A(ATT), .lse = G2Z__F(LSE), .qkv = G2Z__A(QKV), .mode = mode,
-           .dropout = drop_att, .B = pass->B, .T = pass->T, .C = C, .NH = NH);
+           .narrow_dy = narrow.dproj, .columns_x = narrow.att_columns, .mode = mode, .N = N, .K = C,
+           .O = C);
   G2Z__RUN(dev, linear_bwd_weight, .dw = G2Z__G(QKVW), .x = G2Z__A(LN1), .dy = dqkv,
            .narrow_dy = narrow.dqkv, .mode = mode, .N = N, .K = C, .O = 3 * C);
   G2Z__RUN(dev, linear_bwd_data, .dx = dln1, .dy = dqkv, .w = G2Z__W(QKVW), .narrow = narrow.dqkv,
@@ -10554,19 +10563,20 @@ G2Z__PRIVATE g2z_status g2z__unit_backward_norm(const g2z_model *model, const g2
   int final = unit == 0;
   if (!final && plan->unit[unit].kind != G2Z_UNIT_BLOCK) return G2Z_OK;
   g2z_dropout below = g2z__dropout_at(pass, layer - 1, G2Z__SITE_FCPROJ);
-  void *bias = NULL, *dropped = NULL;
+  void *bias = NULL, *dropped = NULL, *narrow = NULL;
   if (plan->unit[unit + 1].kind == G2Z_UNIT_BLOCK) bias = g2z__grad(model, unit + 1, G2Z_FCPROJB);
   if (bias || pass->keep_rows) dropped = G2Z__A(LNF); /* keep_rows: gather_rows() sends it */
+  if (bias) narrow = g2z__narrow_of(model, pass, layer - 1).dproj;
   void *stream = g2z__residual(model, layer);
   if (final)
-    G2Z__RUN(dev, layernorm_bwd, .dres = G2Z__A(DRES), .dropped = dropped, .dw = G2Z__G(LNFW),
-             .db = G2Z__G(LNFB), .dbias = bias, .dy = G2Z__A(WIDE), .x = stream, .w = G2Z__W(LNFW),
-             .mean = G2Z__F(LNF_MEAN), .rstd = G2Z__F(LNF_RSTD), .mode = pass->write,
-             .dropout = below, .N = N, .C = C);
+    G2Z__RUN(dev, layernorm_bwd, .dres = G2Z__A(DRES), .dropped = dropped, .narrow = narrow,
+             .dw = G2Z__G(LNFW), .db = G2Z__G(LNFB), .dbias = bias, .dy = G2Z__A(WIDE),
+             .x = stream, .w = G2Z__W(LNFW), .mean = G2Z__F(LNF_MEAN), .rstd = G2Z__F(LNF_RSTD),
+             .mode = pass->write, .dropout = below, .N = N, .C = C);
   else
-    G2Z__RUN(dev, layernorm_bwd, .dres = G2Z__A(DRES), .dropped = dropped, .dw = G2Z__G(LN1W),
-             .db = G2Z__G(LN1B), .dbias = bias, .dy = g2z__dln1(model, pass), .x = stream,
-             .w = G2Z__W(LN1W), .mean = G2Z__F(LN1_MEAN), .rstd = G2Z__F(LN1_RSTD),
+    G2Z__RUN(dev, layernorm_bwd, .dres = G2Z__A(DRES), .dropped = dropped, .narrow = narrow,
+             .dw = G2Z__G(LN1W), .db = G2Z__G(LN1B), .dbias = bias, .dy = g2z__dln1(model, pass),
+             .x = stream, .w = G2Z__W(LN1W), .mean = G2Z__F(LN1_MEAN), .rstd = G2Z__F(LN1_RSTD),
              .res_mode = G2Z_ACCUMULATE, .mode = pass->write, .dropout = below, .N = N, .C = C);
   return G2Z_OK;
 }
@@ -10944,7 +10954,7 @@ G2Z__PRIVATE g2z_status g2z__trainer_first(g2z_trainer *t) {
       uint8_t *rows = at + g2z__align(w.cols * G2Z_NARROW_ROW(w.rows));
       g2z_narrow_weight one = {g2z__parameter(&t->model, L - layer, (g2z_param)p), at, NULL,
                                (int)w.rows, (int)w.cols};
-      if (p != G2Z_ATTPROJW && t->config.fp8 >= G2Z_FP8_ALL) one.rows = rows;
+      if (t->config.fp8 >= G2Z_FP8_ALL) one.rows = rows;
       t->narrow[t->device->narrow_count++] = one;
       at = rows + g2z__align(w.rows * G2Z_NARROW_ROW(w.cols));
     }

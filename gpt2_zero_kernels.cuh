@@ -1027,6 +1027,63 @@ static g2z_status g2z__column_slabs(g2z_device *device, float *partial, A *x, co
                      0, partial, x, times, N, C, g2z__slab_rows(N));
 }
 
+/* g2z_k_narrow_columns: columns = x's columns, in e4m3.
+ *   columns  C columns of N, out   N % 128 == 0, C % 16 == 0
+ *   x        [N,C] A in
+ * Launch  32 rows and 256 columns per block of 256 threads
+ * Cost    3 NC bytes: N=32768, C=768 is 75 MB
+ * Oracle  g2z__cpu_e4m3; test cuda_attention */
+template <typename A>
+static __global__ void __launch_bounds__(256)
+g2z_k_narrow_columns(uint8_t *columns, const A *x, int N, int C) {
+  const int g = (int)threadIdx.x / 32, column = (int)blockIdx.y * 256 + (int)threadIdx.x % 32 * 8;
+  uint2 eight[4] = {};
+  g2z__k_begin();
+#pragma unroll
+  for (int i = 0; i < 4 && column < C; i++) {
+    size_t at = (size_t)g2z__token_at((int)blockIdx.x, g, i) * (size_t)C + (size_t)column;
+    eight[i] = g2z__pack_narrow<A, __nv_fp8_e4m3>(g2z__get(x, at / 8));
+  }
+  g2z__columns_put(columns, eight, (int)blockIdx.x, (int)blockIdx.y * 256, N, C);
+}
+template <typename A>
+static g2z_status g2z__narrow_columns(g2z_device *device, void *columns, const A *x, int N, int C) {
+  G2Z_ASSERT(N % 128 == 0 && C % 16 == 0);
+  return g2z__launch(device, "g2z_k_narrow_columns", g2z_k_narrow_columns<A>,
+                     dim3((unsigned)(N / 32), (unsigned)g2z__blocks((size_t)C, 256)), 256, 0,
+                     (uint8_t *)columns, x, N, C);
+}
+
+/* g2z_k_narrow_both: narrow = x's rows and columns, rounded to e5m2.
+ *   narrow  N rows of C numbers, then C columns of N, out   N % 128 == 0, C % 16 == 0
+ *   x       [N,C] A in; NULL: narrow already has the rows
+ * Launch  32 rows and 256 columns per block of 256 threads
+ * Cost    4 NC bytes: N=32768, C=768 is 101 MB; 2 NC without x
+ * Oracle  g2z__cpu_e5m2; test cuda_attention */
+template <typename A>
+static __global__ void __launch_bounds__(256)
+g2z_k_narrow_both(uint8_t *narrow, const A *x, int N, int C) {
+  const int g = (int)threadIdx.x / 32, column = (int)blockIdx.y * 256 + (int)threadIdx.x % 32 * 8;
+  uint2 eight[4] = {};
+  g2z__k_begin();
+#pragma unroll
+  for (int i = 0; i < 4 && column < C; i++) {
+    size_t at = (size_t)g2z__token_at((int)blockIdx.x, g, i) * (size_t)C + (size_t)column;
+    uint2 *rows = reinterpret_cast<uint2 *>(narrow + at);
+    if (x) *rows = g2z__pack_narrow<A, __nv_fp8_e5m2>(g2z__get(x, at / 8));
+    eight[i] = *rows;
+  }
+  g2z__columns_put(narrow + (size_t)N * (size_t)C, eight, (int)blockIdx.x, (int)blockIdx.y * 256,
+                   N, C);
+}
+template <typename A>
+static g2z_status g2z__narrow_both(g2z_device *device, void *narrow, const A *x, int N, int C) {
+  G2Z_ASSERT(N % 128 == 0 && C % 16 == 0);
+  return g2z__launch(device, "g2z_k_narrow_both", g2z_k_narrow_both<A>,
+                     dim3((unsigned)(N / 32), (unsigned)g2z__blocks((size_t)C, 256)), 256, 0,
+                     (uint8_t *)narrow, x, N, C);
+}
+
 /* ===== >>k22 embedding ===================================================
  * In:  tokens[B,T]. Out: rows of the residual stream; backward, the gradients of wte and wpe.
  * Law: backward sorts the positions by token, stably, so that each token's rows are added in the
@@ -1910,13 +1967,24 @@ static g2z_status g2z__layernorm_bwd_run(g2z_device *device, const g2z_layernorm
   G2Z_TRY(g2z__occupancy(device, (const void *)kernel, threads * teams, ring, &blocks));
   blocks = (int)min((size_t)(max(blocks, 1) * cuda->sms), g2z__blocks(N, (size_t)teams));
   const size_t tensors = 2 + (op->dbias != NULL);
+  const size_t sums = g2z__align((size_t)blocks * tensors * C * sizeof(float));
+  g2z_layernorm_bwd on = *op;
+  size_t copy = 0;
+  if (DROP == G2Z__DROP_ON && op->dropped == op->narrow) copy = N * C * sizeof(A);
   void *memory;
-  G2Z_TRY(g2z__scratch(device, (size_t)blocks * tensors * C * sizeof(float), &memory));
+  G2Z_TRY(g2z__scratch(device, sums + copy, &memory));
   float *partial = (float *)memory;
+  if (copy) on.dropped = (char *)memory + sums;
   G2Z_TRY(g2z__launch(device, "g2z_k_layernorm_bwd", kernel, (unsigned)blocks,
-                      dim3((unsigned)threads, (unsigned)teams), ring, *op, partial));
-  return g2z__add_slabs<G>(device, partial, blocks, op->C, op->mode, (G *)op->dw, (G *)op->db,
-                           (G *)op->dbias);
+                      dim3((unsigned)threads, (unsigned)teams), ring, on, partial));
+  G2Z_TRY(g2z__add_slabs<G>(device, partial, blocks, op->C, op->mode, (G *)op->dw, (G *)op->db,
+                            (G *)op->dbias));
+  if constexpr (std::is_same<A, __half>::value) /* e5m2 has fp16's range */
+    if (op->narrow) {
+      const void *received = DROP == G2Z__DROP_ON ? on.dropped : on.dres;
+      return g2z__narrow_both(device, op->narrow, (const A *)received, op->N, op->C);
+    }
+  return G2Z_OK;
 }
 
 template <typename A, typename G>
@@ -2655,36 +2723,6 @@ static g2z_status g2z__narrow(g2z_device *device, void *to, const A *x, float sc
                      (uint8_t *)to, x, scale, N, I, clamped);
 }
 
-/* g2z_k_narrow_both: narrow = x's rows and columns, rounded to e5m2.
- *   narrow  N rows of C numbers, then C columns of N, out   N % 128 == 0, C % 16 == 0
- *   x       [N,C] A in; NULL: narrow already has the rows
- * Launch  32 rows and 256 columns per block of 256 threads
- * Cost    4 NC bytes: N=32768, C=768 is 101 MB; 2 NC without x
- * Oracle  g2z__cpu_e5m2; test cuda_linear */
-template <typename A>
-static __global__ void __launch_bounds__(256)
-g2z_k_narrow_both(uint8_t *narrow, const A *x, int N, int C) {
-  const int g = (int)threadIdx.x / 32, column = (int)blockIdx.y * 256 + (int)threadIdx.x % 32 * 8;
-  uint2 eight[4] = {};
-  g2z__k_begin();
-#pragma unroll
-  for (int i = 0; i < 4 && column < C; i++) {
-    size_t at = (size_t)g2z__token_at((int)blockIdx.x, g, i) * (size_t)C + (size_t)column;
-    uint2 *rows = reinterpret_cast<uint2 *>(narrow + at);
-    if (x) *rows = g2z__pack_narrow<A, __nv_fp8_e5m2>(g2z__get(x, at / 8));
-    eight[i] = *rows;
-  }
-  g2z__columns_put(narrow + (size_t)N * (size_t)C, eight, (int)blockIdx.x, (int)blockIdx.y * 256,
-                   N, C);
-}
-template <typename A>
-static g2z_status g2z__narrow_both(g2z_device *device, void *narrow, const A *x, int N, int C) {
-  G2Z_ASSERT(N % 128 == 0 && C % 16 == 0);
-  return g2z__launch(device, "g2z_k_narrow_both", g2z_k_narrow_both<A>,
-                     dim3((unsigned)(N / 32), (unsigned)g2z__blocks((size_t)C, 256)), 256, 0,
-                     (uint8_t *)narrow, x, N, C);
-}
-
 /* The order of words in 8-bit exponentials: the 16 of 64 words that a lane holds are adjacent. */
 static __device__ inline int g2z__word_at(int i) {
   return i / 64 * 64 + i % 8 / 2 * 16 + i % 64 / 8 * 2 + i % 2;
@@ -2848,7 +2886,7 @@ template <typename A, typename G>
 static g2z_status g2z_cuda_linear_bwd_data(g2z_device *device, const g2z_linear_bwd_data *op) {
   const int N = op->N, K = op->K, O = op->O;
   G2Z_ASSERT(g2z__linear_bwd_data_whole(op));
-  void *narrow = std::is_same<A, __half>::value ? op->narrow : NULL; /* e5m2 has fp16's range */
+  const void *narrow = std::is_same<A, __half>::value ? op->narrow : NULL; /* e5m2: fp16's range */
   g2z__lt_key plain = g2z__lt_rows_key<A, A>(device, N, O, K, G2Z__AS_IT_IS, G2Z__TRANSPOSED, K,
                                              CUBLASLT_EPILOGUE_DEFAULT);
   g2z__lt_operands on = g2z__lt_rows(op->dx, op->dy, op->w);
@@ -2877,10 +2915,7 @@ static g2z_status g2z_cuda_linear_bwd_data(g2z_device *device, const g2z_linear_
         on.a = to;
       }
       on.b = narrow;
-      if (op->slope) {
-        G2Z_TRY(g2z__narrow_both(device, narrow, (const A *)op->dy, N, O));
-        key.epilogue = G2Z__EPILOGUE_TIMES_SLOPE_8;
-      }
+      if (op->slope) key.epilogue = G2Z__EPILOGUE_TIMES_SLOPE_8;
       g2z__narrow_key(&key, CUDA_R_8F_E5M2);
       G2Z_TRY(g2z__hopper_product_run(device, &key, &on));
     }
@@ -2909,7 +2944,8 @@ static g2z_status g2z_cuda_linear_bwd_weight(g2z_device *device, const g2z_linea
     g2z__narrow_key(&key, CUDA_R_8F_E5M2);
     on.factor = 1 / G2Z__E4M3_X;
     on.a = (const uint8_t *)op->narrow_dy + (size_t)N * (size_t)O;
-    on.b = (const uint8_t *)op->x + (size_t)N * (size_t)K;
+    on.b = op->columns_x;
+    if (!op->columns_x) on.b = (const uint8_t *)op->x + (size_t)N * (size_t)K;
   }
   return g2z__lt_multiply(device, &key, &on);
 }
@@ -4621,6 +4657,47 @@ g2z_k_attention_hopper_stats(const __grid_constant__ g2z__hopper_bwd<A> x, float
   stats[to + (size_t)pitch] = -sum;
 }
 
+/* g2z_k_attention_hopper_stats_eight: the same without padding (T % 64 == 0), and out's columns.
+ *   columns  C columns of N = B*T numbers in e4m3, out   N % 128 == 0
+ * Launch  32 tokens and 256 columns per block of 256 threads: 8 lanes take a row of 64 numbers
+ * Cost    5 NC bytes: B=32, T=1024, NH=12 is 126 MB */
+template <typename A>
+static __global__ void __launch_bounds__(256)
+g2z_k_attention_hopper_stats_eight(const __grid_constant__ g2z__hopper_bwd<A> x, float *stats,
+                                   const A *dout, const A *out, const float *lse,
+                                   uint8_t *columns) {
+  const int g = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, C = x.NH * 64;
+  const int first = (int)blockIdx.y * 256, column = first + lane * 8, h = column / 64;
+  uint2 eight[4] = {};
+  g2z__k_begin();
+  for (size_t i = ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * 256 + threadIdx.x;
+       i < (size_t)x.B * (size_t)x.slabs * 3 * (size_t)C; i += (size_t)gridDim.x * gridDim.y * 256)
+    x.sums[i] = 0;
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const int n = g2z__token_at((int)blockIdx.x, g, i), b = n / x.T, t = n % x.T;
+    float sum = 0, d[8], y[8];
+    if (column < C) {
+      const size_t at = ((size_t)n * (size_t)C + (size_t)column) / 8;
+      const uint4 raw = g2z__get_once(out, at);
+      g2z__unpack<A>(d, g2z__get_once(dout, at));
+      g2z__unpack<A>(y, raw);
+      eight[i] = g2z__pack_narrow<A, __nv_fp8_e4m3>(raw);
+#pragma unroll
+      for (int j = 0; j < 8; j++) sum += d[j] * y[j];
+    }
+#pragma unroll
+    for (int lanes = 1; lanes < 8; lanes *= 2) sum += __shfl_xor_sync(G2Z__ALL_LANES, sum, lanes);
+    if (lane % 8 || column >= C) continue;
+    const size_t head = (size_t)(b * x.NH + h);
+    const size_t to = head * 2 * (size_t)x.T +
+                      (size_t)(t / 16 * 16 + t % 8 / 2 * 4 + t % 16 / 8 * 2 + t % 2);
+    stats[to] = lse[head * (size_t)x.T + (size_t)t] * G2Z__LOG2E;
+    stats[to + (size_t)x.T] = -sum;
+  }
+  g2z__columns_put(columns, eight, (int)blockIdx.x, first, (int)gridDim.x * 32, C);
+}
+
 /* Shared memory, from an address that is a multiple of 1024. */
 struct g2z__hopper_shared {
   enum {
@@ -5296,8 +5373,17 @@ static g2z_status g2z__hopper_bwd_run(g2z_device *device, const g2z_attention_bw
   const g2z__tensor stats_tensor = {stats, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 2, {pitch, 2 * heads},
                                     {pitch * sizeof(float)}, {64, 2}, CU_TENSOR_MAP_SWIZZLE_NONE};
   G2Z_TRY(g2z__tensor_map(device, &stats_map, &stats_tensor));
-  G2Z_TRY(g2z__launch(device, "g2z_k_attention_hopper_stats", g2z_k_attention_hopper_stats<A>,
-                      (unsigned)(heads * pitch / 32), 256, 0, x, stats, dout, out, op->lse));
+  const int joint = op->columns && T % 64 == 0;
+  if (joint)
+    G2Z_TRY(g2z__launch(device, "g2z_k_attention_hopper_stats_eight",
+                        g2z_k_attention_hopper_stats_eight<A>,
+                        dim3((unsigned)(B * T / 32), (unsigned)g2z__blocks((size_t)NH * 64, 256)),
+                        256, 0, x, stats, dout, out, op->lse, (uint8_t *)op->columns));
+  else
+    G2Z_TRY(g2z__launch(device, "g2z_k_attention_hopper_stats", g2z_k_attention_hopper_stats<A>,
+                        (unsigned)(heads * pitch / 32), 256, 0, x, stats, dout, out, op->lse));
+  if (op->columns && !joint)
+    G2Z_TRY(g2z__narrow_columns(device, op->columns, out, B * T, NH * 64));
   G2Z_TRY(g2z__launch(device, "g2z_k_attention_hopper_bwd", g2z_k_attention_hopper_bwd<A>,
                       (unsigned)min(x.items, sms), 512, G2Z__HOPPER_BWD_BYTES, x, qkv_map,
                       dout_map, stats_map));
@@ -5461,9 +5547,12 @@ static g2z_status g2z_cuda_attention_bwd(g2z_device *device, const g2z_attention
                                                       B * T, 3 * C)));
     G2Z_TRY(g2z__add_slabs<G>(device, to.q_sums, g2z__slabs(B * T), 3 * C, op->mode, dbias));
   }
-  if constexpr (sizeof(A) == 2)
+  if constexpr (sizeof(A) == 2) {
+    if (op->columns)
+      G2Z_TRY(g2z__narrow_columns(device, op->columns, (const A *)op->out, B * T, C));
     if (op->narrow)
       return g2z__narrow_both(device, op->narrow, (const A *)op->dqkv, B * T, 3 * C);
+  }
   return G2Z_OK;
 }
 

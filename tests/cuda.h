@@ -563,6 +563,7 @@ static void test_cuda_layernorm_one(test_pair *p, int N, int C, float probabilit
   test_twin *mean = test_twin_new(p, TEST_F32, (size_t)N);
   test_twin *rstd = test_twin_new(p, TEST_F32, (size_t)N);
   const int halves = p->dtype == G2Z_FP16 || p->dtype == G2Z_BF16;
+  const int columns = p->dtype == G2Z_FP16 && N % 128 == 0 && C % 16 == 0;
   ((float *)b->cpu)[0] = -200, ((float *)b->cpu)[1] = 1e-3f; /* too large for e4m3; subnormal */
   ((float *)w->cpu)[1] = 0;
   test_twin_send(p, b);
@@ -571,7 +572,7 @@ static void test_cuda_layernorm_one(test_pair *p, int N, int C, float probabilit
            .mean = (float *)HERE(mean), .rstd = (float *)HERE(rstd), .x = HERE(x), .w = HERE(w),
            .b = HERE(b), .N = N, .C = C);
   if (halves) test_narrow_check(p, narrow, y, width);
-  if (p->dtype == G2Z_FP16 && N % 128 == 0 && C % 16 == 0) {
+  if (columns) {
     test_twin *both = test_twin_new(p, TEST_ACT, all);
     TEST_RUN(p->t, p->gpu, layernorm_fwd, .y = both->gpu, .narrow = both->gpu,
              .mean = (float *)mean->gpu, .rstd = (float *)rstd->gpu, .x = x->gpu, .w = w->gpu,
@@ -585,6 +586,7 @@ static void test_cuda_layernorm_one(test_pair *p, int N, int C, float probabilit
   test_twin *dy = test_twin_normal(p, TEST_ACT, all, 4, 1, 0);
   test_twin *dres = test_twin_normal(p, TEST_ACT, all, 5, 1, 0);
   test_twin *dropped = test_twin_new(p, TEST_ACT, all);
+  test_twin *both = test_twin_new(p, TEST_ACT, all), *instead = test_twin_new(p, TEST_ACT, all);
   test_twin *dw = test_twin_new(p, TEST_GRAD, width), *db = test_twin_new(p, TEST_GRAD, width);
   test_twin *dbias = test_twin_new(p, TEST_GRAD, width);
   test_dropouts drop = test_dropout_make(test_state_make(p, 1, 3), probability, N > 2 ? N / 2 : 1);
@@ -592,10 +594,20 @@ static void test_cuda_layernorm_one(test_pair *p, int N, int C, float probabilit
     g2z_write res_mode = round % 2 ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
     g2z_write mode = round / 2 ? G2Z_ACCUMULATE : G2Z_OVERWRITE;
     int with_bias = round != 1;
-    BOTH_RUN(p, layernorm_bwd, .dres = HERE(dres), .dropped = HERE(dropped), .dw = HERE(dw),
-             .db = HERE(db), .dbias = with_bias ? HERE(dbias) : NULL, .dy = HERE(dy), .x = HERE(x),
-             .w = HERE(w), .mean = (const float *)HERE(mean), .rstd = (const float *)HERE(rstd),
+    BOTH_RUN(p, layernorm_bwd, .dres = HERE(dres), .dropped = HERE(dropped),
+             .narrow = columns ? HERE(both) : NULL, .dw = HERE(dw), .db = HERE(db),
+             .dbias = with_bias ? HERE(dbias) : NULL, .dy = HERE(dy), .x = HERE(x), .w = HERE(w),
+             .mean = (const float *)HERE(mean), .rstd = (const float *)HERE(rstd),
              .res_mode = res_mode, .mode = mode, .dropout = drop.on[on], .N = N, .C = C);
+    test_twin *received = probability > 0 ? dropped : dres;
+    if (columns) test_both_check(p, both, received, width, 1);
+    if (columns && round == 0) { /* again, with the copy in place of `dropped` */
+      TEST_RUN(p->t, p->gpu, layernorm_bwd, .dres = dres->gpu, .dropped = instead->gpu,
+               .narrow = instead->gpu, .dw = dw->gpu, .db = db->gpu, .dbias = dbias->gpu,
+               .dy = dy->gpu, .x = x->gpu, .w = w->gpu, .mean = (const float *)mean->gpu,
+               .rstd = (const float *)rstd->gpu, .dropout = drop.on[1], .N = N, .C = C);
+      test_both_check(p, instead, received, width, 1);
+    }
     double ulps = 1.01 + round; /* dres accumulates roundings over the rounds */
     double stored = ulps * test_eps(p->dtype) * 4; /* possible error of one row's element */
     test_twin_compare(p, dres, "layernorm_bwd dres", ulps, 64 * 0x1p-23);
@@ -606,8 +618,7 @@ static void test_cuda_layernorm_one(test_pair *p, int N, int C, float probabilit
     if (with_bias) /* terms may be adjacent floats: a few round differently */
       test_twin_compare(p, dbias, "layernorm_bwd dbias", 2,
                         sqrt((double)N) * stored + test_sum_noise(N, 4));
-    if (round == 0)
-      test_column_sums(p, probability > 0 ? dropped : dres, dbias, C, 1, "layernorm_bwd dbias");
+    if (round == 0) test_column_sums(p, received, dbias, C, 1, "layernorm_bwd dbias");
   }
   test_pair_clear(p);
 }
@@ -720,9 +731,8 @@ static void test_linear_backward(test_pair *p, int N, int I, int O) {
   test_twin_compare(p, dx, "linear_bwd_data", 1.01, noise);
   for (int mode = G2Z_OVERWRITE; mode <= G2Z_ACCUMULATE; mode++) {
     BOTH_RUN(p, linear_bwd_data, .dx = HERE(dx), .dbias = HERE(dbias), .dy = HERE(dy), .w = HERE(w),
-             .slope = HERE(into), .narrow = fp8 ? HERE(both_dy) : NULL, .mode = (g2z_write)mode,
+             .slope = HERE(into), .narrow = fp8 ? HERE(narrow_dy) : NULL, .mode = (g2z_write)mode,
              .N = N, .K = I, .O = O);
-    if (fp8) test_both_check(p, both_dy, dy, (size_t)O, 1);
     if (fp8) test_both_open(p, dx, (size_t)I);
     test_twin_compare(p, dx, "linear_bwd_data slope", fp8 ? 0x1p-3 / eps + 3 : 2.5,
                       6 * noise + (fp8 ? 0x1p-17 : 0));
@@ -740,7 +750,8 @@ static void test_linear_backward(test_pair *p, int N, int I, int O) {
   if (fp8) test_both_send(p, both_x, both_x, (size_t)I, 0);
   for (int mode = G2Z_OVERWRITE; fp8 && mode <= G2Z_ACCUMULATE; mode++) {
     BOTH_RUN(p, linear_bwd_weight, .dw = HERE(dw), .x = HERE(both_x), .dy = HERE(biased_dy),
-             .narrow_dy = HERE(both_dy), .mode = (g2z_write)mode, .N = N, .K = I, .O = O);
+             .narrow_dy = HERE(both_dy), .columns_x = mode ? (char *)HERE(both_x) + in : NULL,
+             .mode = (g2z_write)mode, .N = N, .K = I, .O = O);
     test_twin_compare(p, dw, "linear_bwd_weight in 8 bits", 1.01 + 2 * mode,
                       (1 + mode) * (test_product_noise(p, N, 2) +
                                     (double)N / 32 * (256 * 0.5 + 6 * sqrt(256)) * 0x1p-13));
@@ -1683,12 +1694,14 @@ static void test_attention_one(test_pair *p, int B, int T, int NH, int HS, float
     test_twin_compare(p, dbias, what, 2 + mode, 2.5 * eps * (column + 0.1));
   }
   if (p->dtype == G2Z_FP16 && N % 128 == 0 && C % 16 == 0) {
-    test_twin *both = test_twin_new(p, TEST_ACT, dqkv->n);
+    test_twin *both = test_twin_new(p, TEST_ACT, dqkv->n), *of = test_twin_new(p, TEST_ACT, out->n);
+    test_narrow_send(p, of, out, width, 0); /* the rows; the columns follow */
     TEST_RUN(p->t, p->gpu, attention_bwd, .dqkv = dqkv->gpu, .narrow = both->gpu,
-             .dbias = dbias->gpu, .dout = dout->gpu, .out = out->gpu,
-             .lse = (const float *)lse->gpu, .qkv = qkv->gpu, .dropout = drop.on[1], .B = B, .T = T,
-             .C = C, .NH = NH);
+             .columns = (char *)of->gpu + out->n, .dbias = dbias->gpu, .dout = dout->gpu,
+             .out = out->gpu, .lse = (const float *)lse->gpu, .qkv = qkv->gpu,
+             .dropout = drop.on[1], .B = B, .T = T, .C = C, .NH = NH);
     test_both_check(p, both, dqkv, 3 * width, 1);
+    test_both_check(p, of, out, width, 0);
   }
   test_pair_clear(p);
 }
@@ -1762,6 +1775,7 @@ static void test_cuda_attention_types(g2z_test *t, int first, int end) {
       test_attention_one(&p, 4, 192, 5, 64, 0, 4);    /* large scores: few keys get all weight */
       test_attention_one(&p, 3, 100, 2, 48, 0.5f, 4); /* dropout on tensor cores: T is 4 x 25 */
       test_attention_one(&p, 13, 130, 12, 64, 0, 1);  /* more heads than multiprocessors */
+      test_attention_one(&p, 4, 96, 2, 64, 0, 1);     /* 8-bit columns, and padding of statistics */
       test_attention_cuts(&p);
       if (p.dtype == G2Z_FP16) test_attention_overflow(&p);
     }

@@ -494,8 +494,9 @@ static int test_draws(g2z_test *t, g2z_device *device, const float *logits, int 
   MUST(layernorm_fwd, y) MAY(layernorm_fwd, narrow) MUST(layernorm_fwd, mean)                     \
   MUST(layernorm_fwd, rstd) MUST(layernorm_fwd, x) MUST(layernorm_fwd, w)                         \
   MUST(layernorm_fwd, b) MUST(layernorm_fwd, N) MUST(layernorm_fwd, C)                            \
-  MUST(layernorm_bwd, dres) MAY(layernorm_bwd, dropped) MUST(layernorm_bwd, dw)                   \
-  MUST(layernorm_bwd, db) MAY(layernorm_bwd, dbias) MUST(layernorm_bwd, dy)                       \
+  MUST(layernorm_bwd, dres) MAY(layernorm_bwd, dropped) MAY(layernorm_bwd, narrow)                \
+  MUST(layernorm_bwd, dw) MUST(layernorm_bwd, db) MAY(layernorm_bwd, dbias)                       \
+  MUST(layernorm_bwd, dy)                                                                         \
   MUST(layernorm_bwd, x) MUST(layernorm_bwd, w) MUST(layernorm_bwd, mean)                         \
   MUST(layernorm_bwd, rstd) MUST(layernorm_bwd, N) MUST(layernorm_bwd, C)                         \
   MUST(linear_fwd, y) MAY(linear_fwd, narrow_y) MAY(linear_fwd, slope) MUST(linear_fwd, x)        \
@@ -505,12 +506,14 @@ static int test_draws(g2z_test *t, g2z_device *device, const float *logits, int 
   MUST(linear_bwd_data, w) MAY(linear_bwd_data, slope) MAY(linear_bwd_data, narrow)               \
   MUST(linear_bwd_data, N) MUST(linear_bwd_data, K) MUST(linear_bwd_data, O)                      \
   MUST(linear_bwd_weight, dw) MUST(linear_bwd_weight, x) MUST(linear_bwd_weight, dy)              \
-  MAY(linear_bwd_weight, narrow_dy) MUST(linear_bwd_weight, N) MUST(linear_bwd_weight, K)         \
+  MAY(linear_bwd_weight, narrow_dy) MAY(linear_bwd_weight, columns_x) MUST(linear_bwd_weight, N)  \
+  MUST(linear_bwd_weight, K)                                                                      \
   MUST(linear_bwd_weight, O)                                                                      \
   MUST(attention_fwd, out) MAY(attention_fwd, narrow) MUST(attention_fwd, lse)                    \
   MUST(attention_fwd, qkv) MUST(attention_fwd, B) MUST(attention_fwd, T) MUST(attention_fwd, C)   \
   MUST(attention_fwd, NH)                                                                         \
-  MUST(attention_bwd, dqkv) MAY(attention_bwd, narrow) MUST(attention_bwd, dbias)                 \
+  MUST(attention_bwd, dqkv) MAY(attention_bwd, narrow) MAY(attention_bwd, columns)                \
+  MUST(attention_bwd, dbias)                                                                      \
   MUST(attention_bwd, dout) MUST(attention_bwd, out) MUST(attention_bwd, lse)                     \
   MUST(attention_bwd, qkv) MUST(attention_bwd, B) MUST(attention_bwd, T) MUST(attention_bwd, C)   \
   MUST(attention_bwd, NH)                                                                         \
