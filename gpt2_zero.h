@@ -6460,12 +6460,6 @@ G2Z__PRIVATE float g2z__cpu_dot(const float *a, const float *b, int n) {
   return lanes[0];
 }
 
-/* to[n] += x * from[n] */
-G2Z__PRIVATE void g2z__cpu_add(float *__restrict__ to, float x, const float *__restrict__ from,
-                               int n) {
-  for (int i = 0; i < n; i++) to[i] += x * from[i];
-}
-
 /* The dropout factor of element e of the op's sequence b; 1 if dropout is off. */
 static inline float g2z__cpu_factor(const g2z_dropout *dropout, int b, uint64_t e) {
   if (!g2z__dropout_on(dropout)) return 1.0f;
@@ -6473,6 +6467,18 @@ static inline float g2z__cpu_factor(const g2z_dropout *dropout, int b, uint64_t 
   g2z__dropout_group(dropout, dropout->first + (uint32_t)b * dropout->stride, (uint32_t)(e / 4),
                      factors);
   return factors[e % 4];
+}
+
+/* x[i] *= the dropout factor of element e + i of the op's sequence b. */
+G2Z__PRIVATE void g2z__cpu_drop(float *x, int n, const g2z_dropout *dropout, int b, uint64_t e) {
+  float factors[4];
+  if (!g2z__dropout_on(dropout)) return;
+  for (int i = 0; i < n; i++, e++) {
+    if (i == 0 || e % 4 == 0)
+      g2z__dropout_group(dropout, dropout->first + (uint32_t)b * dropout->stride,
+                         (uint32_t)(e / 4), factors);
+    x[i] *= factors[e % 4];
+  }
 }
 
 /* The same for element (row, column) of [B*T,C]. */
@@ -6663,7 +6669,8 @@ G2Z__PRIVATE void g2z__cpu_finish(const g2z__cpu_product *p, float *__restrict__
     for (int j = 0; j < n; j++) y[j] *= p->times[at + j];
   if (p->residual) {
     if (g2z__dropout_on(p->dropout))
-      for (int j = 0; j < n; j++) y[j] *= g2z__cpu_row_factor(p->dropout, row, column + j, p->N);
+      g2z__cpu_drop(y, n, p->dropout, row / p->dropout->seq,
+                    (uint64_t)(row % p->dropout->seq) * (uint64_t)p->N + (uint64_t)column);
     for (int j = 0; j < n; j++) y[j] += p->residual[at + j];
   }
   if (p->mode == G2Z_ACCUMULATE)
@@ -6699,22 +6706,41 @@ G2Z__PRIVATE void g2z__cpu_task(const g2z__cpu_product *p, float *memory, int ro
 }
 
 typedef struct g2z__cpu_backend {
-  float *memory;               /* of tasks: products reuse it */
+  float *memory;               /* of all threads: ops reuse it */
   size_t capacity;
 } g2z__cpu_backend;
 
-/* Memory for a task of each thread, aligned to cache lines. */
-G2Z__PRIVATE g2z_status g2z__cpu_memory(g2z_device *device, int threads, float **out) {
+typedef struct g2z__cpu_memory {
+  float *first;                /* thread 0's */
+  size_t each;
+} g2z__cpu_memory;
+
+/* Memory for each thread: of a task, then `more` floats. Both are aligned to cache lines. */
+G2Z__PRIVATE g2z_status g2z__cpu_reserve(g2z_device *device, size_t more, g2z__cpu_memory *out) {
   if (!device->backend) {
     g2z__cpu_backend *created;
     G2Z_TRY(G2Z_NEW(device->services, 1, &created));
     device->backend = created;
   }
   g2z__cpu_backend *backend = (g2z__cpu_backend *)device->backend;
-  const size_t floats = (size_t)threads * G2Z__TASK_FLOATS + 16;
+  out->each = G2Z__TASK_FLOATS + g2z__round_up(more, 16);
+  const size_t floats = (size_t)g2z__cpu_threads() * out->each + 16;
   G2Z_TRY(G2Z_GROW(device->services, &backend->memory, &backend->capacity, 0, floats));
-  *out = backend->memory + (64 - (uintptr_t)backend->memory % 64) % 64 / sizeof(float);
+  out->first = backend->memory + (64 - (uintptr_t)backend->memory % 64) % 64 / sizeof(float);
   return G2Z_OK;
+}
+
+/* The part of the thread that calls it. */
+G2Z__PRIVATE float *g2z__cpu_mine(const g2z__cpu_memory *memory) {
+  return memory->first + (size_t)g2z__cpu_thread() * memory->each;
+}
+
+/* The whole product by the thread that calls it. */
+G2Z__PRIVATE void g2z__cpu_multiply_here(const g2z__cpu_product *p, float *memory) {
+  for (int column = 0; column < p->N; column += G2Z__TASK_COLUMNS)
+    for (int row = 0; row < p->M; row += G2Z__TASK_ROWS)
+      g2z__cpu_task(p, memory, row, G2Z__MIN(G2Z__TASK_ROWS, p->M - row), column,
+                    G2Z__MIN(G2Z__TASK_COLUMNS, p->N - column));
 }
 
 /* The size of equal parts of n: at most `most`, a multiple of `grain`. */
@@ -6729,8 +6755,8 @@ G2Z__PRIVATE g2z_status g2z__cpu_multiply(g2z_device *device, const g2z__cpu_pro
   const int threads = g2z__cpu_threads();
   int rows = 0, columns = 0;
   double least = INFINITY;
-  float *memory;
-  G2Z_TRY(g2z__cpu_memory(device, threads, &memory));
+  g2z__cpu_memory memory;
+  G2Z_TRY(g2z__cpu_reserve(device, 0, &memory));
   for (int most_rows = G2Z__TASK_ROWS; most_rows >= 32; most_rows /= 2)
     for (int most_columns = G2Z__TASK_COLUMNS; most_columns >= G2Z__TASK_GRAIN; most_columns /= 2) {
       const int r = g2z__cpu_part(p->M, most_rows, G2Z__TILE_ROWS);
@@ -6747,8 +6773,8 @@ G2Z__PRIVATE g2z_status g2z__cpu_multiply(g2z_device *device, const g2z__cpu_pro
   G2Z__PARALLEL(2.0 * p->M * p->N * p->K)
   for (int64_t task = 0; task < tasks; task++) {
     const int row = (int)(task % down) * rows, column = (int)(task / down) * columns;
-    g2z__cpu_task(p, memory + g2z__cpu_thread() * G2Z__TASK_FLOATS, row,
-                  G2Z__MIN(rows, p->M - row), column, G2Z__MIN(columns, p->N - column));
+    g2z__cpu_task(p, g2z__cpu_mine(&memory), row, G2Z__MIN(rows, p->M - row), column,
+                  G2Z__MIN(columns, p->N - column));
   }
   return G2Z_OK;
 }
@@ -7085,50 +7111,77 @@ G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_weight(g2z_device *device,
 }
 
 /* ----- attention --------------------------------------------------------
- * One query after the other, as in the formula: no matrix of scores is stored. */
+ * A thread takes a block of a head's queries, and all keys up to the last of them. Its scores are a
+ * product, and so are the sums over keys; softmax lies between. After softmax a key that comes
+ * after its query has weight 0, so a query has the same bits in a block and alone. */
 
-/* A score, rounded to fp32. Without `volatile` a C++ compiler may fuse the product with a later
- * subtraction; then the largest score minus itself is not 0, and is huge if scores are. */
-G2Z__PRIVATE float g2z__cpu_score(float scale, const float *q, const float *k, int HS) {
-  volatile float score = scale * g2z__cpu_dot(q, k, HS);
-  return score;
+#define G2Z__QUERIES 64 /* most of a block; T = 1024 gives 256 KB of scores */
+
+typedef struct g2z__cpu_block {
+  const float *q;              /* of the head's token 0 in qkv; its k is C further, its v 2 C */
+  int C, HS, first, count;     /* queries first to first + count - 1 */
+  const g2z_dropout *dropout;  /* of sequence b */
+  int b;
+  uint64_t element, row;       /* dropout's element of query 0 and key 0; elements per query */
+} g2z__cpu_block;
+
+/* scores[count][keys] = HS^-1/2 q k, where keys = first + count. */
+G2Z__PRIVATE void g2z__cpu_scores(const g2z__cpu_block *block, float *scores, float *memory) {
+  const int C = block->C, keys = block->first + block->count;
+  const float scale = 1.0f / sqrtf((float)block->HS);
+  g2z__cpu_product p = g2z__cpu_product_of(
+      block->count, keys, block->HS,
+      g2z__cpu_rows(block->q + (ptrdiff_t)block->first * 3 * C, 3 * C),
+      g2z__cpu_transposed(block->q + C, 3 * C));
+  p.out = scores;
+  g2z__cpu_multiply_here(&p, memory);
+  for (ptrdiff_t i = 0; i < (ptrdiff_t)block->count * keys; i++) scores[i] *= scale;
 }
 
-/* Over the keys up to the query, with s = scale * q k, max = the largest s, and p = exp(s - max):
- * to[HS] = sum of f p v / sum of p, where f is the dropout factor of element e + key of sequence b.
- * Returns max + log(sum of p). `first` is token 0 of the head in qkv. */
-G2Z__PRIVATE float g2z__cpu_attend(g2z_dtype dtype, float *to, const float *first, ptrdiff_t query,
-                                   const g2z_dropout *dropout, int b, uint64_t e, int C, int HS) {
-  const ptrdiff_t row = 3 * C; /* distance of two tokens in qkv */
-  const float scale = 1.0f / sqrtf((float)HS);
-  const float *q = first + query * row, *k = first + C, *v = first + 2 * C;
-  float max = -INFINITY, sums[G2Z_MAX_HEAD_SIZE] = {0};
-  double total = 0;
-  for (ptrdiff_t key = 0; key <= query; key++) {
-    float s = g2z__cpu_score(scale, q, k + key * row, HS);
-    max = G2Z__MAX(s, max);
+/* With s = the scores, max = the largest of a query and p = exp(s - max): out[count][C] = sum of
+ * f v p / sum of p, where f is the dropout factor; lse[count], unless NULL: max + log(sum of p). */
+G2Z__PRIVATE void g2z__cpu_attend(g2z_dtype dtype, const g2z__cpu_block *block, float *out,
+                                  float *lse, float *memory) {
+  const int C = block->C, keys = block->first + block->count;
+  float *scores = memory + G2Z__TASK_FLOATS;
+  g2z__cpu_scores(block, scores, memory);
+  for (int i = 0; i < block->count; i++) {
+    const int query = block->first + i, seen = query + 1;
+    float *p = scores + (ptrdiff_t)i * keys;
+    const float max = g2z__cpu_largest(p, seen);
+    g2z__cpu_exps(p, max, seen);
+    const double sum = g2z__cpu_sum(p, seen);
+    for (int key = 0; key < seen; key++) p[key] /= (float)sum;
+    for (int key = seen; key < keys; key++) p[key] = 0;
+    g2z__cpu_drop(p, seen, block->dropout, block->b, block->element + (uint64_t)query * block->row);
+    if (lse) lse[i] = (float)((double)max + log(sum));
   }
-  for (ptrdiff_t key = 0; key <= query; key++) {
-    float p = expf(g2z__cpu_score(scale, q, k + key * row, HS) - max);
-    float f = g2z__cpu_factor(dropout, b, e + (uint64_t)key);
-    total += (double)p;
-    g2z__cpu_add(sums, f * p, v + key * row, HS);
-  }
-  for (int c = 0; c < HS; c++) to[c] = g2z__round(dtype, sums[c] / (float)total);
-  return (float)((double)max + log(total));
+  g2z__cpu_product p = g2z__cpu_product_of(block->count, block->HS, keys,
+                                           g2z__cpu_rows(scores, keys),
+                                           g2z__cpu_rows(block->q + 2 * C, 3 * C));
+  p.out = out;
+  p.out_row = C;
+  p.dtype = dtype;
+  g2z__cpu_multiply_here(&p, memory);
 }
 
 G2Z__PRIVATE g2z_status g2z__cpu_attention_fwd(g2z_device *device, const g2z_attention_fwd *op) {
   const int B = op->B, T = op->T, C = op->C, NH = op->NH;
   G2Z_ASSERT(g2z__attention_fwd_whole(op));
-  const int HS = C / NH;
+  const int HS = C / NH, blocks = (T + G2Z__QUERIES - 1) / G2Z__QUERIES;
+  g2z__cpu_memory memory;
+  G2Z_TRY(g2z__cpu_reserve(device, (size_t)G2Z__QUERIES * (size_t)T, &memory));
   G2Z__PARALLEL(6.0 * B * T * T * C)
-  for (int64_t i = 0; i < (int64_t)B * NH * T; i++) {
-    int query = (int)(i % T), h = (int)(i / T % NH), b = (int)(i / T / NH);
-    const float *first = (const float *)op->qkv + ((ptrdiff_t)b * T * 3 * C + (ptrdiff_t)h * HS);
-    float *to = (float *)op->out + (((ptrdiff_t)b * T + query) * C + (ptrdiff_t)h * HS);
-    uint64_t e = (uint64_t)(h * (int64_t)T + query) * (uint64_t)T; /* dropout's element of key 0 */
-    op->lse[i] = g2z__cpu_attend(device->dtype, to, first, query, &op->dropout, b, e, C, HS);
+  for (int64_t i = 0; i < (int64_t)B * NH * blocks; i++) {
+    const int first = (int)(i % blocks) * G2Z__QUERIES;
+    const int h = (int)(i / blocks % NH), b = (int)(i / blocks / NH);
+    const g2z__cpu_block block = {
+        (const float *)op->qkv + ((ptrdiff_t)b * T * 3 * C + (ptrdiff_t)h * HS), C, HS, first,
+        G2Z__MIN(G2Z__QUERIES, T - first), &op->dropout, b, (uint64_t)h * (uint64_t)T * (uint64_t)T,
+        (uint64_t)T};
+    g2z__cpu_attend(device->dtype, &block,
+                    (float *)op->out + (((ptrdiff_t)b * T + first) * C + (ptrdiff_t)h * HS),
+                    op->lse + ((ptrdiff_t)b * NH + h) * T + first, g2z__cpu_mine(&memory));
   }
   return G2Z_OK;
 }
@@ -7137,49 +7190,81 @@ G2Z__PRIVATE g2z_status g2z__cpu_attention_next(g2z_device *device, const g2z_at
   const int B = op->B, T = op->T, C = op->C, NH = op->NH;
   G2Z_ASSERT(g2z__attention_next_whole(op));
   const int HS = C / NH;
+  g2z__cpu_memory memory;
+  G2Z_TRY(g2z__cpu_reserve(device, (size_t)T, &memory));
   for (ptrdiff_t b = 0; b < B; b++)
     memcpy((float *)op->past + (b * T + op->positions[b]) * 3 * C,
            (const float *)op->rows + b * 3 * C, 3 * (size_t)C * sizeof(float));
   G2Z__PARALLEL(6.0 * B * T * C)
   for (int i = 0; i < B * NH; i++) {
     const ptrdiff_t b = i / NH, h = i % NH;
-    g2z__cpu_attend(device->dtype, (float *)op->out + (b * C + h * HS),
-                    (const float *)op->past + (b * T * 3 * C + h * HS), op->positions[b], NULL,
-                    (int)b, 0, C, HS);
+    const g2z__cpu_block block = {(const float *)op->past + (b * T * 3 * C + h * HS), C, HS,
+                                  op->positions[b], 1, NULL, (int)b, 0, 0};
+    g2z__cpu_attend(device->dtype, &block, (float *)op->out + (b * C + h * HS), NULL,
+                    g2z__cpu_mine(&memory));
   }
   return G2Z_OK;
 }
 
-/* With p = exp(s - lse), the softmax, and ds = scale * p * (f dout v - dout out), for each pair:
- *   dq += ds k,   dk += ds q,   dv += f p dout.
- * dqkv adds them up in fp32 and is rounded at the end; dbias sums the rounded dqkv. */
+/* The gradients of a block: with p = exp(s - lse), the softmax, and ds = HS^-1/2 p (f dout v -
+ * dout out), dq = ds k, dk += ds q and dv += f p dout. dq: of the head's token 0 in dqkv. */
+G2Z__PRIVATE void g2z__cpu_attend_bwd(const g2z__cpu_block *block, float *dq, const float *out,
+                                      const float *dout, const float *lse, float *memory) {
+  const int C = block->C, HS = block->HS, count = block->count, keys = block->first + count;
+  const float scale = 1.0f / sqrtf((float)HS), *q = block->q + (ptrdiff_t)block->first * 3 * C;
+  float *p = memory + G2Z__TASK_FLOATS, *ds = p + (ptrdiff_t)count * keys;
+  g2z__cpu_scores(block, p, memory);
+  g2z__cpu_product product = g2z__cpu_product_of(count, keys, HS, g2z__cpu_rows(dout, C),
+                                                 g2z__cpu_transposed(block->q + 2 * C, 3 * C));
+  product.out = ds;
+  g2z__cpu_multiply_here(&product, memory);
+  for (int i = 0; i < count; i++) {
+    const int query = block->first + i, seen = query + 1;
+    const uint64_t element = block->element + (uint64_t)query * block->row;
+    float *pi = p + (ptrdiff_t)i * keys, *di = ds + (ptrdiff_t)i * keys;
+    const float d = g2z__cpu_dot(dout + (ptrdiff_t)i * C, out + (ptrdiff_t)i * C, HS);
+    g2z__cpu_exps(pi, lse[i], seen);
+    g2z__cpu_drop(di, seen, block->dropout, block->b, element);
+    for (int key = 0; key < seen; key++) di[key] = scale * pi[key] * (di[key] - d);
+    g2z__cpu_drop(pi, seen, block->dropout, block->b, element);
+    for (int key = seen; key < keys; key++) pi[key] = di[key] = 0;
+  }
+  product = g2z__cpu_product_of(count, HS, keys, g2z__cpu_rows(ds, keys),
+                                g2z__cpu_rows(block->q + C, 3 * C));
+  product.out = dq + (ptrdiff_t)block->first * 3 * C;
+  product.out_row = 3 * C;
+  g2z__cpu_multiply_here(&product, memory);
+  product = g2z__cpu_product_of(keys, HS, count, g2z__cpu_transposed(ds, keys),
+                                g2z__cpu_rows(q, 3 * C));
+  product.out = dq + C;
+  product.out_row = 3 * C;
+  product.mode = G2Z_ACCUMULATE;
+  g2z__cpu_multiply_here(&product, memory);
+  product.a = g2z__cpu_transposed(p, keys);
+  product.b = g2z__cpu_rows(dout, C);
+  product.out = dq + 2 * C;
+  g2z__cpu_multiply_here(&product, memory);
+}
+
+/* dqkv adds up in fp32 and is rounded at the end; dbias sums the rounded dqkv. */
 G2Z__PRIVATE g2z_status g2z__cpu_attention_bwd(g2z_device *device, const g2z_attention_bwd *op) {
   const int B = op->B, T = op->T, C = op->C, NH = op->NH;
   G2Z_ASSERT(g2z__attention_bwd_whole(op));
   const int HS = C / NH, row = 3 * C;
-  const float scale = 1.0f / sqrtf((float)HS);
+  g2z__cpu_memory memory;
+  G2Z_TRY(g2z__cpu_reserve(device, 2 * (size_t)G2Z__QUERIES * (size_t)T, &memory));
   memset(op->dqkv, 0, (size_t)B * (size_t)T * (size_t)row * sizeof(float));
   G2Z__PARALLEL(10.0 * B * T * T * C)
   for (int i = 0; i < B * NH; i++) { /* one thread owns a head's dk and dv */
-    int h = i % NH, b = i / NH;
-    ptrdiff_t at = (ptrdiff_t)b * T * row + (ptrdiff_t)h * HS;
-    for (ptrdiff_t query = 0; query < T; query++) {
-      const float *q = (const float *)op->qkv + (at + query * row);
-      const ptrdiff_t to = ((ptrdiff_t)b * T + query) * C + (ptrdiff_t)h * HS;
-      const float *g = (const float *)op->dout + to;
-      float *dq = (float *)op->dqkv + (at + query * row);
-      float d = g2z__cpu_dot(g, (const float *)op->out + to, HS);
-      uint64_t e = (uint64_t)((ptrdiff_t)h * T + query) * (uint64_t)T;
-      for (ptrdiff_t key = 0; key <= query; key++) {
-        const float *k = (const float *)op->qkv + (at + key * row + C), *v = k + C;
-        float *dk = (float *)op->dqkv + (at + key * row + C), *dv = dk + C;
-        float p = expf(g2z__cpu_score(scale, q, k, HS) - op->lse[(ptrdiff_t)i * T + query]);
-        float f = g2z__cpu_factor(&op->dropout, b, e + (uint64_t)key);
-        float ds = scale * p * (f * g2z__cpu_dot(g, v, HS) - d);
-        g2z__cpu_add(dq, ds, k, HS);
-        g2z__cpu_add(dk, ds, q, HS);
-        g2z__cpu_add(dv, f * p, g, HS);
-      }
+    const ptrdiff_t h = i % NH, b = i / NH, at = b * T * row + h * HS;
+    for (int first = 0; first < T; first += G2Z__QUERIES) {
+      const ptrdiff_t to = (b * T + first) * C + h * HS;
+      const g2z__cpu_block block = {(const float *)op->qkv + at, C, HS, first,
+                                    G2Z__MIN(G2Z__QUERIES, T - first), &op->dropout, (int)b,
+                                    (uint64_t)h * (uint64_t)T * (uint64_t)T, (uint64_t)T};
+      g2z__cpu_attend_bwd(&block, (float *)op->dqkv + at, (const float *)op->out + to,
+                          (const float *)op->dout + to, op->lse + (ptrdiff_t)i * T + first,
+                          g2z__cpu_mine(&memory));
     }
   }
   g2z__cpu_cast_act(device, op->dqkv, (const float *)op->dqkv, (size_t)B * (size_t)T * (size_t)row);

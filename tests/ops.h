@@ -999,11 +999,31 @@ static void ops_attention_at(ops_env *e, const int *shape) {
   ops_attention_with(e, shape, ops_dropout(e, 0.25f, shape[1]));
 }
 
+/* A query has the same bits alone, in generation, as among the queries of a sequence. */
+static void ops_attention_alone(ops_env *e, const int *shape) {
+  const int B = shape[0], T = shape[1], C = shape[2], NH = shape[3], n = B * T * C;
+  float *qkv = ops_random(e, 3 * n, 2), *out = ops_output(e, n), *lse = ops_output(e, B * NH * T);
+  float *rows = ops_output(e, B * 3 * C), *past = ops_output(e, 3 * n), *one = ops_output(e, B * C);
+  int32_t *positions = (int32_t *)test_memory(e->t, (size_t)B * sizeof *positions);
+  OPS_RUN(e, attention_fwd, .out = out, .lse = lse, .qkv = qkv, .B = B, .T = T, .C = C, .NH = NH);
+  for (int t = 0; t < T; t++) {
+    for (int b = 0; b < B; b++) {
+      positions[b] = t;
+      memcpy(rows + b * 3 * C, qkv + (b * T + t) * 3 * C, (size_t)(3 * C) * sizeof *rows);
+    }
+    OPS_RUN(e, attention_next, .out = one, .past = past, .rows = rows, .positions = positions,
+            .B = B, .T = T, .C = C, .NH = NH);
+    for (int b = 0; b < B; b++)
+      CHECK(e->t, memcmp(one + b * C, out + (b * T + t) * C, (size_t)C * sizeof *one) == 0);
+  }
+}
+
 static void test_ops_attention(g2z_test *t) {
   /* Sequences longer than a block of 64 queries or 48 keys; the smallest head and the largest. */
   static const int shapes[5][4] = {{1, 1, 8, 1}, {2, 5, 48, 2}, {1, 67, 128, 2}, {2, 149, 24, 3},
                                    {3, 97, 128, 1}};
   ops_each(t, ops_attention_at, shapes, 5);
+  ops_each(t, ops_attention_alone, shapes, 5);
 }
 
 /* Scores of up to 3,000: softmax must subtract the maximum before it exponentiates, and must ignore
