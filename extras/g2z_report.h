@@ -1709,6 +1709,7 @@ static g2z_status g2zp_run_read(g2z_services *services, const char *directory, g
 
 /* How the run ended: a word or two, and in `why` more about it. Returns 1 if it is complete. */
 static int g2zp_run_result(const g2zp_run *run, char result[64], char why[G2ZP_TEXT]) {
+  char signal[64];
   snprintf(why, G2ZP_TEXT, "no end recorded as of %s", g2z_utc_now().text);
   snprintf(result, 64, "not ended");
   if (run->failure.text) {
@@ -1720,7 +1721,12 @@ static int g2zp_run_result(const g2zp_run *run, char result[64], char why[G2ZP_T
     snprintf(why, G2ZP_TEXT, "%.*s", (int)strcspn(run->failed, "\n"), run->failed);
   } else if (run->metrics.text) {
     g2z_object_copy(&run->metrics, "shutdown.reason", result, 64);
-    g2z_object_copy(&run->metrics, "shutdown.signal", why, G2ZP_TEXT);
+    g2z_object_copy(&run->metrics, "shutdown.signal", signal, sizeof signal);
+    why[0] = 0;
+    if (*signal) {
+      snprintf(result, 64, "stopped");
+      snprintf(why, G2ZP_TEXT, "by %s", signal);
+    }
     if (run->diverged)
       snprintf(why, G2ZP_TEXT, "the last losses are worse than guessing");
   }

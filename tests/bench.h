@@ -263,7 +263,7 @@ static void test_bench_refusals(g2z_test *t) {
       {"point", "bench point needs --run-dir and --train"},
       {"exchange", "bench exchange needs --run-dir"},
       {"report", "name the directories"}, {"report /nowhere", "/nowhere"},
-      {"report $D", "no NAME_report.json and no training_metrics.json"}};
+      {"report $D", "no NAME_report.json and no metrics.jsonl"}};
   test_write_file(t, test_path(t, "x.bin"), "no shard\n", 9);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     CHECK_HAS(t, test_bench(t, 1, "%s", cases[i][0]), "bench: ", cases[i][1]);

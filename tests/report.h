@@ -459,7 +459,7 @@ static void test_report_ends(g2z_test *t) {
        "<p>wild is not complete: diverged, the last losses are worse than guessing. It has 3 steps."
        "</p>"},
       {"told", {5, 4.75, 4.5}, summary, END("signal\", \"signal\": \"SIGTERM\""),
-       "<p>told is not complete: signal, SIGTERM. It has 3 steps.</p>"},
+       "<p>told is not complete: stopped, by SIGTERM. It has 3 steps.</p>"},
       {"lost", {5, 4.75, 4.25}, "RUN_FAILED.json", "{\"sentence\": \"rank 1 was killed\"}",
        "<p>lost is not complete: failed, rank 1 was killed. It has 3 steps.</p>"},
       {"torn", {5, 4.75, 4.25}, "train.log", "T  step 3/9\nT  failed: the disk is full\n",
@@ -488,7 +488,7 @@ static void test_report_ends(g2z_test *t) {
             "the best loss of fair, 4.0000, in 0.67 of the steps, 0.67 of the tokens and 0.67 of "
             "the seconds. Its own best is 3.0000, 0.5000 lower than live&#39;s.</p>",
             "<td>3<td>24<td>3.00<td>completed</tr>", "<td>diverged</tr>", "<td>not ended</tr>",
-            "<td>failed</tr>", "<td>signal</tr>");
+            "<td>failed</tr>", "<td>stopped</tr>");
   for (size_t r = 0; r < sizeof runs / sizeof *runs; r++) CHECK_HAS(t, page, runs[r].sentence);
   CHECK_OK(t, test_results(t, two, 2));
   CHECK_HAS(t, test_read(t, "all.html"), "<p class=lead>live is better than wild. Its own best is "

@@ -2718,6 +2718,6 @@ static void test_run_short(g2z_test *t) {
     if (i == 0 && !inside) test_run_schema(t, text, strlen(text), job, sizeof job / sizeof *job);
     CHECK(t, *test_read(t, "run%d/train.log", i));
     CHECK_HAS(t, test_read(t, "run%d/report.html", i),
-              i == 1 ? "<dd>signal: SIGTERM</dd>" : "<dd>completed</dd>");
+              i == 1 ? "<dd>stopped<small>by SIGTERM</small></dd>" : "<dd>completed</dd>");
   }
 }
