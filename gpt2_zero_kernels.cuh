@@ -3250,7 +3250,7 @@ struct g2z__att_drop {
   uint64_t seed, head;   /* head: element of query 0 and key 0 */
   uint32_t sequence, site, step, T;
   uint32_t least;        /* an element is kept if its bits are at least this */
-  float kept;            /* 1 / (1 - probability) */
+  float kept;            /* 1 / (1 - probability); 0: dropout is off */
 };
 
 static __device__ inline g2z__att_drop g2z__att_drop_open(const g2z_dropout &dropout, int b, int h,
@@ -3338,9 +3338,6 @@ template <int HSP>
 static constexpr int g2z__att_mt = HSP == 64 ? 2 : 1;
 template <int HSP>
 static constexpr int g2z__att_threads = G2Z__ATT_ROWS / (16 * g2z__att_mt<HSP>) * 32;
-
-/* Whether a step applies the causal mask. */
-typedef enum g2z__att_mask { G2Z__MASK_NONE, G2Z__MASK_CAUSAL } g2z__att_mask;
 
 /* One step of online softmax over a warp's rows and 64 keys: scores become probabilities relative
  * to each row's reference, `largest`. While all these probabilities are at most 2^8, the references
@@ -3447,7 +3444,7 @@ static __device__ inline void g2z__att_causal(float (&s)[MT][G2Z__ATT_STEP / 8][
  * Order   keys upwards in blocks of 64; bitwise repeatable
  * Source  FlashAttention-2, arXiv:2307.08691
  * Oracle  g2z__cpu_attention_fwd; test cuda_attention */
-template <typename A, int HSP, g2z__drop DROP>
+template <typename A, int HSP>
 static __global__ void __launch_bounds__(g2z__att_threads<HSP>, HSP == 64 ? 2 : 1)
 g2z_k_attention_fwd(A *out, float *lse, const A *qkv, g2z_dropout dropout, int T, int NH, int HS,
                     float scale) {
@@ -3462,8 +3459,8 @@ g2z_k_attention_fwd(A *out, float *lse, const A *qkv, g2z_dropout dropout, int T
   auto q = g2z__rows_of(qkv, head, 0, 3), k = g2z__rows_of(qkv, head, 1, 3);
   auto v = g2z__rows_of(qkv, head, 2, 3);
   g2z__k_begin();
-  g2z__att_drop drop;
-  if constexpr (DROP == G2Z__DROP_ON) drop = g2z__att_drop_open(dropout, b, h, T);
+  g2z__att_drop drop = {};
+  if (dropout.probability > 0) drop = g2z__att_drop_open(dropout, b, h, T);
   int steps = (min(T, (block + 1) * G2Z__ATT_ROWS) + STEP - 1) / STEP;
   g2z__load_tile<HSP, THREADS>(tiles, k, 0);
   g2z__load_tile<HSP, THREADS>(tiles + 2 * g2z__tile_bytes<HSP>, v, 0);
@@ -3499,7 +3496,7 @@ g2z_k_attention_fwd(A *out, float *lse, const A *qkv, g2z_dropout dropout, int T
       uint32_t p[MT][4];
 #pragma unroll
       for (int m = 0; m < MT; m++) {
-        if constexpr (DROP == G2Z__DROP_ON) {
+        if (drop.kept > 0) {
           g2z__att_drop_apply(s[m][n], drop, row + m * 16, key0 + n * 8);
           g2z__att_drop_apply(s[m][n + 1], drop, row + m * 16, key0 + n * 8 + 8);
         }
@@ -3572,14 +3569,14 @@ struct g2z__dq_rows {
 };
 
 /* A warp's step of the dQ kernel: 64 keys, 16 at a time, so that scores take few registers. */
-template <typename A, int HSP, g2z__drop DROP, g2z__att_mask MASK, int MT>
+template <typename A, int HSP, int MT>
 static __device__ inline void
 g2z__dq_step(g2z__dq_rows<HSP, MT> &own, uint32_t k_tile, uint32_t v_tile,
              const g2z__readers<HSP> &readers, const g2z__att_drop &drop, int key0, float scale2) {
-  const int row = own.row;
+  const int row = own.row, causal = key0 + G2Z__ATT_STEP > row;
 #pragma unroll 1 /* unrolling takes registers and gains nothing */
   for (int key = 0; key < G2Z__ATT_STEP; key += 16) {
-    if (MASK == G2Z__MASK_CAUSAL && key0 + key >= row + 16 * MT) break;
+    if (causal && key0 + key >= row + 16 * MT) break;
     float s[MT][2][4] = {}, dp[MT][2][4] = {};
     g2z__scores<A, HSP, MT, 16>(s, own.q, k_tile, readers.rows, key);
     g2z__scores<A, HSP, MT, 16>(dp, own.dout, v_tile, readers.rows, key);
@@ -3589,7 +3586,7 @@ g2z__dq_step(g2z__dq_rows<HSP, MT> &own, uint32_t k_tile, uint32_t v_tile,
 #pragma unroll
       for (int n = 0; n < 2; n++) {
         float factors[4];
-        if constexpr (DROP == G2Z__DROP_ON)
+        if (drop.kept > 0)
           g2z__att_drop_tile<G2Z__ROWS_ARE_QUERIES>(factors, drop, row + m * 16,
                                                     key0 + key + n * 8);
 #pragma unroll
@@ -3597,8 +3594,8 @@ g2z__dq_step(g2z__dq_rows<HSP, MT> &own, uint32_t k_tile, uint32_t v_tile,
           int x = key0 + key + n * 8 + g2z__lane_column() + i % 2;
           int y = row + m * 16 + g2z__lane_row() + i / 2 * 8;
           float p = g2z__exp2(s[m][n][i] * scale2 - own.lse2[m][i / 2]);
-          if (MASK == G2Z__MASK_CAUSAL && x > y) p = 0;
-          if constexpr (DROP == G2Z__DROP_ON) dp[m][n][i] *= factors[i];
+          if (causal && x > y) p = 0;
+          if (drop.kept > 0) dp[m][n][i] *= factors[i];
           s[m][n][i] = p * (dp[m][n][i] - own.d[m][i / 2]);
         }
       }
@@ -3618,7 +3615,7 @@ g2z__dq_step(g2z__dq_rows<HSP, MT> &own, uint32_t k_tile, uint32_t v_tile,
  * Cost    three products: 3 * B*NH*T^2*HS flops
  * Order   keys upwards in blocks of 64
  * Oracle  g2z__cpu_attention_bwd; test cuda_attention */
-template <typename A, int HSP, g2z__drop DROP>
+template <typename A, int HSP>
 static __global__ void __launch_bounds__(g2z__att_threads<HSP>, HSP == 64 ? 2 : 1)
 g2z_k_attention_bwd_q(A *dqkv, float2 *stats, float *sums, const A *dout, const A *out,
                       const float *lse, const A *qkv, g2z_dropout dropout, int T, int NH, int HS,
@@ -3635,8 +3632,8 @@ g2z_k_attention_bwd_q(A *dqkv, float2 *stats, float *sums, const A *dout, const 
   auto v = g2z__rows_of(qkv, head, 2, 3);
   auto o = g2z__rows_of(out, head, 0, 1), g = g2z__rows_of(dout, head, 0, 1);
   g2z__k_begin();
-  g2z__att_drop drop;
-  if constexpr (DROP == G2Z__DROP_ON) drop = g2z__att_drop_open(dropout, b, h, T);
+  g2z__att_drop drop = {};
+  if (dropout.probability > 0) drop = g2z__att_drop_open(dropout, b, h, T);
   int steps = (min(T, (block + 1) * G2Z__ATT_ROWS) + STEP - 1) / STEP;
   g2z__load_tile<HSP, THREADS>(tiles, k, 0);
   g2z__load_tile<HSP, THREADS>(tiles + 2 * g2z__tile_bytes<HSP>, v, 0);
@@ -3682,12 +3679,7 @@ g2z_k_attention_bwd_q(A *dqkv, float2 *stats, float *sums, const A *dout, const 
       g2z__load_tile<HSP, THREADS>(next + 2 * g2z__tile_bytes<HSP>, v, (step + 1) * STEP);
       g2z__copies_commit();
     }
-    if (step * STEP + STEP <= row)
-      g2z__dq_step<A, HSP, DROP, G2Z__MASK_NONE>(own, k_tile, v_tile, readers, drop, step * STEP,
-                                                 scale * G2Z__LOG2E);
-    else
-      g2z__dq_step<A, HSP, DROP, G2Z__MASK_CAUSAL>(own, k_tile, v_tile, readers, drop, step * STEP,
-                                                   scale * G2Z__LOG2E);
+    g2z__dq_step<A, HSP>(own, k_tile, v_tile, readers, drop, step * STEP, scale * G2Z__LOG2E);
   }
   auto to = g2z__rows_of(dqkv, head, 0, 3);
 #pragma unroll
@@ -3716,16 +3708,16 @@ struct g2z__dkv_rows {
 
 /* A warp's step of the dK and dV kernel: its 16 keys and 64 queries. It computes S^T and dP^T, so
  * that P^T and dS^T already lie in registers as A of the next two products. */
-template <typename A, int HSP, g2z__drop DROP, g2z__att_mask MASK>
+template <typename A, int HSP>
 static __device__ inline void
 g2z__dkv_step(float (&dk)[1][HSP / 8][4], float (&dv)[1][HSP / 8][4],
               const g2z__dkv_rows<HSP> &keys, g2z__query_tiles tiles,
               const g2z__readers<HSP> &readers, const g2z__att_drop &drop, int query0,
               float scale2) {
-  const int row = keys.row;
+  const int row = keys.row, causal = query0 < row + 16;
 #pragma unroll 1 /* unrolling takes registers and gains nothing */
   for (int query = 0; query < G2Z__ATT_STEP; query += 16) {
-    if (MASK == G2Z__MASK_CAUSAL && query0 + query < row) continue;
+    if (query0 + query < row) continue;
     float s[1][2][4] = {}, dp[1][2][4] = {};
     g2z__scores<A, HSP, 1, 16>(s, keys.k, tiles.q, readers.rows, query);
     g2z__scores<A, HSP, 1, 16>(dp, keys.v, tiles.dout, readers.rows, query);
@@ -3734,16 +3726,16 @@ g2z__dkv_step(float (&dk)[1][HSP / 8][4], float (&dv)[1][HSP / 8][4],
       const float2 *stats = tiles.stats + query + n * 8 + g2z__lane_column();
       float4 two = *reinterpret_cast<const float4 *>(stats); /* {lse2, D} of 2t and 2t + 1 */
       float factors[4];
-      if constexpr (DROP == G2Z__DROP_ON)
+      if (drop.kept > 0)
         g2z__att_drop_tile<G2Z__ROWS_ARE_KEYS>(factors, drop, row, query0 + query + n * 8);
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         int x = query0 + query + n * 8 + g2z__lane_column() + i % 2;
         int y = row + g2z__lane_row() + i / 2 * 8;
         float p = g2z__exp2(s[0][n][i] * scale2 - (i % 2 ? two.z : two.x));
-        if (MASK == G2Z__MASK_CAUSAL && y > x) p = 0;
+        if (causal && y > x) p = 0;
         s[0][n][i] = p;
-        if constexpr (DROP == G2Z__DROP_ON) {
+        if (drop.kept > 0) {
           s[0][n][i] *= factors[i];
           dp[0][n][i] *= factors[i];
         }
@@ -3780,7 +3772,7 @@ static __device__ inline void g2z__load_stats(float2 *to, const float2 *from, in
  * Cost    four products: 4 * B*NH*T^2*HS flops
  * Order   queries upwards in blocks of 64
  * Oracle  g2z__cpu_attention_bwd; test cuda_attention */
-template <typename A, int HSP, g2z__drop DROP>
+template <typename A, int HSP>
 static __global__ void __launch_bounds__(G2Z__ATT_KV_THREADS, HSP == 64 ? 3 : 2)
 g2z_k_attention_bwd_kv(A *dqkv, float *sums, const float2 *stats, const A *dout, const A *qkv,
                        g2z_dropout dropout, int T, int NH, int HS, float scale) {
@@ -3797,8 +3789,8 @@ g2z_k_attention_bwd_kv(A *dqkv, float *sums, const float2 *stats, const A *dout,
   auto v = g2z__rows_of(qkv, head, 2, 3), g = g2z__rows_of(dout, head, 0, 1);
   stats += (size_t)bh * (size_t)T;
   g2z__k_begin();
-  g2z__att_drop drop;
-  if constexpr (DROP == G2Z__DROP_ON) drop = g2z__att_drop_open(dropout, b, h, T);
+  g2z__att_drop drop = {};
+  if (dropout.probability > 0) drop = g2z__att_drop_open(dropout, b, h, T);
   g2z__load_tile<HSP, THREADS>(shared, q, block * STEP);
   g2z__load_tile<HSP, THREADS>(shared + 2 * g2z__tile_bytes<HSP>, g, block * STEP);
   g2z__load_stats(stats_tiles, stats, block * STEP, T);
@@ -3823,12 +3815,7 @@ g2z_k_attention_bwd_kv(A *dqkv, float *sums, const float2 *stats, const A *dout,
       g2z__load_stats(stats_tiles + (1 - stage) * STEP, stats, (step + 1) * STEP, T);
       g2z__copies_commit();
     }
-    if (step > block)
-      g2z__dkv_step<A, HSP, DROP, G2Z__MASK_NONE>(dk, dv, keys, tiles, readers, drop,
-                                                  step * STEP, scale * G2Z__LOG2E);
-    else
-      g2z__dkv_step<A, HSP, DROP, G2Z__MASK_CAUSAL>(dk, dv, keys, tiles, readers,
-                                                    drop, step * STEP, scale * G2Z__LOG2E);
+    g2z__dkv_step<A, HSP>(dk, dv, keys, tiles, readers, drop, step * STEP, scale * G2Z__LOG2E);
   }
   auto dk_rows = g2z__rows_of(dqkv, head, 1, 3), dv_rows = g2z__rows_of(dqkv, head, 2, 3);
   g2z__store_c<HSP>(dk_rows, dk[0], row, scale, scale);
@@ -3845,55 +3832,109 @@ g2z_k_attention_bwd_kv(A *dqkv, float *sums, const float2 *stats, const A *dout,
 }
 
 /* ----- kernels in plain fp32 ---------------------------------------------
- * For fp32 and tf32, and for GPUs before sm_80. A thread owns one row of one (b,h), a query or a
- * key, in registers, and walks over the others. G2Z__PLAIN_STEP of them lie in shared memory at a
- * time; all threads of a block read the same row at a time. */
+ * For fp32 and tf32, for GPUs before sm_80, and for dropout if T is no multiple of 4. A thread owns
+ * one row of one (b,h), a query or a key, in registers, and walks over the others.
+ * G2Z__PLAIN_STEP of them lie in shared memory at a time; all threads of a block read the same row
+ * at a time. The tensors' type is an argument, because these kernels take nvcc long. */
 
 #define G2Z__PLAIN_ROWS 128      /* rows per block, one thread each */
 #define G2Z__PLAIN_STEP 32
 #define G2Z__PLAIN_GROUP 8       /* keys per softmax step of a thread */
 
-/* Row y of a rectangle as fp32; zero outside. */
-template <int HSP, typename A>
-static __device__ inline void g2z__plain_row(float (&row)[HSP], const g2z__rows<const A> &from,
-                                             int y) {
-  constexpr int L = g2z__lanes<A>;
-#pragma unroll
-  for (int x = 0; x < HSP; x += L) {
-    float values[L] = {};
-    const A *at = from.at + (size_t)y * from.stride + x;
-    if (y < from.T && x < from.HS) g2z__unpack<A>(values, *reinterpret_cast<const uint4 *>(at));
-#pragma unroll
-    for (int i = 0; i < L; i++) row[x + i] = values[i];
+/* A tensor of numbers of this type. */
+struct g2z__plain_tensor {
+  void *base;
+  cudaDataType_t type;
+};
+
+/* A head's rows in a tensor: T rows of HS numbers. */
+struct g2z__plain_rows {
+  g2z__plain_tensor in;
+  size_t first, stride;          /* numbers before row 0; from row to row */
+  int T, HS;
+};
+
+static __device__ inline g2z__plain_rows g2z__plain_rows_of(g2z__plain_tensor in,
+                                                            g2z__head_place at, int part,
+                                                            int parts) {
+  const g2z__rows<uint8_t> rows = g2z__rows_of((uint8_t *)NULL, at, part, parts);
+  return {in, (size_t)rows.at, rows.stride, rows.T, rows.HS};
+}
+
+/* Numbers x to x + 3 of row y; zero outside. */
+static __device__ inline float4 g2z__plain_get(const g2z__plain_rows &from, int y, int x) {
+  if (y >= from.T || x >= from.HS) return make_float4(0, 0, 0, 0);
+  const size_t at = from.first + (size_t)y * from.stride + (size_t)x;
+  if (from.in.type == CUDA_R_32F) return *(const float4 *)((const float *)from.in.base + at);
+  const uint2 two = *(const uint2 *)((const uint16_t *)from.in.base + at);
+  float2 low = g2z__pair_of<__nv_bfloat16>::unpack(two.x);
+  float2 high = g2z__pair_of<__nv_bfloat16>::unpack(two.y);
+  if (from.in.type == CUDA_R_16F) {
+    low = g2z__pair_of<__half>::unpack(two.x);
+    high = g2z__pair_of<__half>::unpack(two.y);
   }
+  return make_float4(low.x, low.y, high.x, high.y);
+}
+
+static __device__ inline void g2z__plain_put(const g2z__plain_rows &to, int y, int x, float4 four) {
+  if (y >= to.T || x >= to.HS) return;
+  const size_t at = to.first + (size_t)y * to.stride + (size_t)x;
+  if (to.in.type == CUDA_R_32F) {
+    *(float4 *)((float *)to.in.base + at) = four;
+    return;
+  }
+  uint2 two;
+  two.x = g2z__pair_of<__nv_bfloat16>::pack(four.x, four.y);
+  two.y = g2z__pair_of<__nv_bfloat16>::pack(four.z, four.w);
+  if (to.in.type == CUDA_R_16F) {
+    two.x = g2z__pair_of<__half>::pack(four.x, four.y);
+    two.y = g2z__pair_of<__half>::pack(four.z, four.w);
+  }
+  *(uint2 *)((uint16_t *)to.in.base + at) = two;
 }
 
 /* Copies rows [y, y + G2Z__PLAIN_STEP) to shared memory. */
-template <int HSP, typename A>
+template <int HSP>
 static __device__ inline void g2z__plain_tile(float (&tile)[G2Z__PLAIN_STEP][HSP],
-                                              const g2z__rows<const A> &from, int y) {
-  constexpr int L = g2z__lanes<A>, PIECES = HSP / L;
-  for (int i = (int)threadIdx.x; i < G2Z__PLAIN_STEP * PIECES; i += G2Z__PLAIN_ROWS) {
-    int row = i / PIECES, x = i % PIECES * L;
-    float values[L] = {};
-    const A *at = from.at + (size_t)(y + row) * from.stride + x;
-    if (y + row < from.T && x < from.HS)
-      g2z__unpack<A>(values, *reinterpret_cast<const uint4 *>(at));
-    g2z__put_floats<L>(&tile[row][x], values);
+                                              const g2z__plain_rows &from, int y) {
+#pragma unroll 1
+  for (int i = (int)threadIdx.x * 4; i < G2Z__PLAIN_STEP * HSP; i += G2Z__PLAIN_ROWS * 4)
+    *(float4 *)(tile[0] + i) = g2z__plain_get(from, y + i / HSP, i % HSP);
+}
+
+/* Row y + threadIdx.x, through shared memory. */
+template <int HSP>
+static __device__ inline void g2z__plain_load(float (&row)[HSP],
+                                              float (&tile)[G2Z__PLAIN_STEP][HSP],
+                                              const g2z__plain_rows &from, int y) {
+#pragma unroll 1
+  for (int part = 0; part < G2Z__PLAIN_ROWS; part += G2Z__PLAIN_STEP) {
+    __syncthreads();
+    g2z__plain_tile<HSP>(tile, from, y + part);
+    __syncthreads();
+    const int mine = (int)threadIdx.x - part;
+    if (mine < 0 || mine >= G2Z__PLAIN_STEP) continue;
+#pragma unroll
+    for (int x = 0; x < HSP; x++) row[x] = tile[mine][x];
   }
 }
 
-template <int HSP, typename A>
-static __device__ inline void g2z__plain_store(const g2z__rows<A> &to, const float (&row)[HSP],
-                                               int y, float factor) {
-  constexpr int L = g2z__lanes<A>;
+/* Stores row y + threadIdx.x, multiplied by `factor`, through shared memory. */
+template <int HSP>
+static __device__ inline void g2z__plain_store(const g2z__plain_rows &to,
+                                               float (&tile)[G2Z__PLAIN_STEP][HSP],
+                                               const float (&row)[HSP], int y, float factor) {
+#pragma unroll 1
+  for (int part = 0; part < G2Z__PLAIN_ROWS; part += G2Z__PLAIN_STEP) {
+    const int mine = (int)threadIdx.x - part;
+    __syncthreads();
+    if (mine >= 0 && mine < G2Z__PLAIN_STEP)
 #pragma unroll
-  for (int x = 0; x < HSP; x += L) {
-    float values[L];
-#pragma unroll
-    for (int i = 0; i < L; i++) values[i] = row[x + i] * factor;
-    if (y < to.T && x < to.HS)
-      *reinterpret_cast<uint4 *>(to.at + (size_t)y * to.stride + x) = g2z__pack<A>(values);
+      for (int x = 0; x < HSP; x++) tile[mine][x] = row[x] * factor;
+    __syncthreads();
+#pragma unroll 1
+    for (int i = (int)threadIdx.x * 4; i < G2Z__PLAIN_STEP * HSP; i += G2Z__PLAIN_ROWS * 4)
+      g2z__plain_put(to, y + part + i / HSP, i % HSP, *(const float4 *)(tile[0] + i));
   }
 }
 
@@ -3926,26 +3967,42 @@ static __device__ inline void g2z__plain_add(float (&to)[HSP], float weight,
   }
 }
 
+/* Bit i is set if dropout keeps key + i, for a group of keys. They share up to three draws. */
+static __device__ inline unsigned g2z__plain_kept(const g2z__att_drop &drop, int query, int key) {
+  const uint64_t element = drop.head + (uint64_t)(uint32_t)query * drop.T + (uint32_t)key;
+  const uint32_t before = (uint32_t)(element % 4);
+  unsigned bits = 0;
+#pragma unroll 1
+  for (uint32_t at = 0; at < before + G2Z__PLAIN_GROUP; at += 4) {
+    float factors[4];
+    g2z__att_drop_group(factors, drop, (uint32_t)(element / 4) + at / 4);
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++) bits |= (factors[i] > 0 ? 1u : 0u) << (at + i);
+  }
+  return bits >> before;
+}
+
 /* g2z_k_attention_plain_fwd: g2z_k_attention_fwd in fp32 arithmetic, a query per thread.
  * Launch  grid B*NH*ceil(T/128), the longest rows of a head first; 128 threads
  * Order   keys upwards in groups of 8; P is not rounded
  * Oracle  g2z__cpu_attention_fwd; test cuda_attention */
-template <typename A, int HSP>
+template <int HSP>
 static __global__ void __launch_bounds__(G2Z__PLAIN_ROWS)
-g2z_k_attention_plain_fwd(A *out, float *lse, const A *qkv, g2z_dropout dropout, int T, int NH,
-                          int HS, float scale) {
+g2z_k_attention_plain_fwd(g2z__plain_tensor out, float *lse, g2z__plain_tensor qkv,
+                          g2z_dropout dropout, int T, int NH, int HS, float scale) {
   constexpr int STEP = G2Z__PLAIN_STEP, GROUP = G2Z__PLAIN_GROUP;
   __shared__ alignas(16) float k_tile[STEP][HSP], v_tile[STEP][HSP];
   int blocks = (T + G2Z__PLAIN_ROWS - 1) / G2Z__PLAIN_ROWS, bh = (int)blockIdx.x / blocks;
   int first = (blocks - 1 - (int)blockIdx.x % blocks) * G2Z__PLAIN_ROWS, b = bh / NH, h = bh % NH;
   int query = first + (int)threadIdx.x;
   const g2z__head_place head = {b, h, T, NH, HS};
-  auto k = g2z__rows_of(qkv, head, 1, 3), v = g2z__rows_of(qkv, head, 2, 3);
+  const g2z__plain_rows k = g2z__plain_rows_of(qkv, head, 1, 3);
+  const g2z__plain_rows v = g2z__plain_rows_of(qkv, head, 2, 3);
   g2z__k_begin();
   g2z__att_drop drop;
   if (dropout.probability > 0) drop = g2z__att_drop_open(dropout, b, h, T);
   float q[HSP], o[HSP] = {}, largest = -INFINITY, sum = 0;
-  g2z__plain_row<HSP>(q, g2z__rows_of(qkv, head, 0, 3), query);
+  g2z__plain_load<HSP>(q, k_tile, g2z__plain_rows_of(qkv, head, 0, 3), first);
   for (int key0 = 0; key0 < min(T, first + G2Z__PLAIN_ROWS); key0 += STEP) {
     __syncthreads(); /* all threads have read the last tiles */
     g2z__plain_tile<HSP>(k_tile, k, key0);
@@ -3953,6 +4010,8 @@ g2z_k_attention_plain_fwd(A *out, float *lse, const A *qkv, g2z_dropout dropout,
     __syncthreads();
     for (int j = 0; j < STEP && key0 + j <= query; j += GROUP) { /* no group is fully masked */
       float s[GROUP], top = largest;
+      unsigned kept = 0;
+      if (dropout.probability > 0) kept = g2z__plain_kept(drop, query, key0 + j);
 #pragma unroll
       for (int i = 0; i < GROUP; i++) {
         s[i] = g2z__plain_dot<HSP>(q, k_tile[j + i]) * scale;
@@ -3968,14 +4027,13 @@ g2z_k_attention_plain_fwd(A *out, float *lse, const A *qkv, g2z_dropout dropout,
       for (int i = 0; i < GROUP; i++) {
         float p = expf(s[i] - top);
         sum += p;
-        if (dropout.probability > 0) p *= g2z__att_drop_one(drop, query, key0 + j + i);
+        if (dropout.probability > 0) p *= kept >> i & 1 ? drop.kept : 0.0f;
         g2z__plain_add<HSP>(o, p, v_tile[j + i]);
       }
     }
   }
-  if (query >= T) return;
-  lse[(size_t)bh * (size_t)T + (size_t)query] = largest + logf(sum);
-  g2z__plain_store<HSP>(g2z__rows_of(out, head, 0, 1), o, query, 1.0f / sum);
+  if (query < T) lse[(size_t)bh * (size_t)T + (size_t)query] = largest + logf(sum);
+  g2z__plain_store<HSP>(g2z__plain_rows_of(out, head, 0, 1), k_tile, o, first, 1.0f / sum);
 }
 
 typedef enum g2z__plain_part { G2Z__PLAIN_DQ, G2Z__PLAIN_DK, G2Z__PLAIN_DV } g2z__plain_part;
@@ -3987,10 +4045,11 @@ typedef enum g2z__plain_part { G2Z__PLAIN_DQ, G2Z__PLAIN_DK, G2Z__PLAIN_DV } g2z
  * Cost    three products for DQ and DK each, two for DV
  * Order   keys, or queries, upwards
  * Oracle  g2z__cpu_attention_bwd; test cuda_attention */
-template <typename A, int HSP, g2z__plain_part PART>
+template <int HSP, g2z__plain_part PART>
 static __global__ void __launch_bounds__(G2Z__PLAIN_ROWS)
-g2z_k_attention_plain_bwd(A *dqkv, float2 *stats, const A *dout, const A *out, const float *lse,
-                          const A *qkv, g2z_dropout dropout, int T, int NH, int HS, float scale) {
+g2z_k_attention_plain_bwd(g2z__plain_tensor dqkv, float2 *stats, g2z__plain_tensor dout,
+                          g2z__plain_tensor out, const float *lse, g2z__plain_tensor qkv,
+                          g2z_dropout dropout, int T, int NH, int HS, float scale) {
   constexpr int STEP = G2Z__PLAIN_STEP;
   constexpr bool QUERIES = PART == G2Z__PLAIN_DQ; /* a thread owns a query; else a key */
   __shared__ alignas(16) float x_tile[STEP][HSP], y_tile[STEP][HSP];
@@ -3999,20 +4058,24 @@ g2z_k_attention_plain_bwd(A *dqkv, float2 *stats, const A *dout, const A *out, c
   int first = (int)blockIdx.x % blocks * G2Z__PLAIN_ROWS, row = first + (int)threadIdx.x;
   int b = bh / NH, h = bh % NH;
   const g2z__head_place head = {b, h, T, NH, HS};
-  auto q = g2z__rows_of(qkv, head, 0, 3), k = g2z__rows_of(qkv, head, 1, 3);
-  auto v = g2z__rows_of(qkv, head, 2, 3), g = g2z__rows_of(dout, head, 0, 1);
+  const g2z__plain_rows q = g2z__plain_rows_of(qkv, head, 0, 3);
+  const g2z__plain_rows k = g2z__plain_rows_of(qkv, head, 1, 3);
+  const g2z__plain_rows v = g2z__plain_rows_of(qkv, head, 2, 3);
+  const g2z__plain_rows g = g2z__plain_rows_of(dout, head, 0, 1);
   stats += (size_t)bh * (size_t)T;
   g2z__k_begin();
   g2z__att_drop drop;
   if (dropout.probability > 0) drop = g2z__att_drop_open(dropout, b, h, T);
   float x[HSP], y[HSP], sum[HSP];
   float2 own = make_float2(0, 0);
-  g2z__plain_row<HSP>(x, QUERIES ? q : k, row);
-  if (PART != G2Z__PLAIN_DV) g2z__plain_row<HSP>(y, QUERIES ? g : v, row);
-  if (QUERIES && row < T) {
-    g2z__plain_row<HSP>(sum, g2z__rows_of(out, head, 0, 1), row);
-    own = make_float2(lse[(size_t)bh * (size_t)T + (size_t)row], g2z__plain_dot<HSP>(y, sum));
-    stats[row] = own;
+  g2z__plain_load<HSP>(x, x_tile, QUERIES ? q : k, first);
+  if (PART != G2Z__PLAIN_DV) g2z__plain_load<HSP>(y, x_tile, QUERIES ? g : v, first);
+  if (QUERIES) {
+    g2z__plain_load<HSP>(sum, x_tile, g2z__plain_rows_of(out, head, 0, 1), first);
+    if (row < T) {
+      own = make_float2(lse[(size_t)bh * (size_t)T + (size_t)row], g2z__plain_dot<HSP>(y, sum));
+      stats[row] = own;
+    }
   }
 #pragma unroll
   for (int d = 0; d < HSP; d++) sum[d] = 0;
@@ -4048,7 +4111,7 @@ g2z_k_attention_plain_bwd(A *dqkv, float2 *stats, const A *dout, const A *out, c
       }
     }
   }
-  g2z__plain_store<HSP>(g2z__rows_of(dqkv, head, (int)PART, 3), sum, row,
+  g2z__plain_store<HSP>(g2z__plain_rows_of(dqkv, head, (int)PART, 3), x_tile, sum, first,
                         PART == G2Z__PLAIN_DV ? 1.0f : scale);
 }
 
@@ -5414,20 +5477,26 @@ static int g2z__att_tensor(const g2z_device *device, const g2z_dropout *dropout,
 template <typename A, int HSP>
 static g2z_status g2z__attention_fwd_run(g2z_device *device, const g2z_attention_fwd *op) {
   constexpr int BYTES = 4 * g2z__tile_bytes<HSP>;
-  auto kernel = g2z_k_attention_fwd<A, HSP, G2Z__DROP_OFF>;
-  if (g2z__dropout_on(&op->dropout)) kernel = g2z_k_attention_fwd<A, HSP, G2Z__DROP_ON>;
-  return g2z__launch(device, "g2z_k_attention_fwd", kernel,
+  return g2z__launch(device, "g2z_k_attention_fwd", g2z_k_attention_fwd<A, HSP>,
                      g2z__att_grid(op->B, op->T, op->NH, G2Z__ATT_ROWS), g2z__att_threads<HSP>,
                      BYTES, (A *)op->out, op->lse, (const A *)op->qkv, op->dropout, op->T, op->NH,
                      op->C / op->NH, g2z__att_scale(op->C / op->NH));
 }
 
-template <typename A, int HSP>
+template <typename A>
+static g2z__plain_tensor g2z__plain_tensor_of(const void *base) {
+  return {(void *)base, g2z__cuda_type<A>};
+}
+
+template <typename A>
 static g2z_status g2z__attention_plain_fwd_run(g2z_device *device, const g2z_attention_fwd *op) {
-  return g2z__launch(device, "g2z_k_attention_plain_fwd", g2z_k_attention_plain_fwd<A, HSP>,
+  const int HS = op->C / op->NH;
+  auto kernel = g2z_k_attention_plain_fwd<64>;
+  if (HS > 64) kernel = g2z_k_attention_plain_fwd<128>;
+  return g2z__launch(device, "g2z_k_attention_plain_fwd", kernel,
                      g2z__att_grid(op->B, op->T, op->NH, G2Z__PLAIN_ROWS), G2Z__PLAIN_ROWS, 0,
-                     (A *)op->out, op->lse, (const A *)op->qkv, op->dropout, op->T, op->NH,
-                     op->C / op->NH, g2z__att_scale(op->C / op->NH));
+                     g2z__plain_tensor_of<A>(op->out), op->lse, g2z__plain_tensor_of<A>(op->qkv),
+                     op->dropout, op->T, op->NH, HS, g2z__att_scale(HS));
 }
 
 template <typename A>
@@ -5435,8 +5504,7 @@ static g2z_status g2z_cuda_attention_fwd(g2z_device *device, const g2z_attention
   const int B = op->B, T = op->T, C = op->C, NH = op->NH;
   G2Z_ASSERT(g2z__attention_fwd_whole(op));
   const int HS = C / NH;
-  auto run = g2z__attention_plain_fwd_run<A, 64>;
-  if (HS > 64) run = g2z__attention_plain_fwd_run<A, 128>;
+  auto run = g2z__attention_plain_fwd_run<A>;
   if constexpr (sizeof(A) == 2) {
     const g2z__cuda *cuda = g2z__cuda_of(device);
     if (HS == 64 && !g2z__dropout_on(&op->dropout) && cuda->hopper) {
@@ -5476,37 +5544,35 @@ static g2z_status g2z__attention_bwd_run(g2z_device *device, const g2z_attention
   constexpr int KV_BYTES = Q_BYTES + 2 * G2Z__ATT_STEP * (int)sizeof(float2);
   const A *dout = (const A *)op->dout, *qkv = (const A *)op->qkv;
   const int B = op->B, T = op->T, NH = op->NH, HS = op->C / NH;
-  auto q_kernel = g2z_k_attention_bwd_q<A, HSP, G2Z__DROP_OFF>;
-  auto kv_kernel = g2z_k_attention_bwd_kv<A, HSP, G2Z__DROP_OFF>;
-  if (g2z__dropout_on(&op->dropout)) {
-    q_kernel = g2z_k_attention_bwd_q<A, HSP, G2Z__DROP_ON>;
-    kv_kernel = g2z_k_attention_bwd_kv<A, HSP, G2Z__DROP_ON>;
-  }
-  G2Z_TRY(g2z__launch(device, "g2z_k_attention_bwd_q", q_kernel,
+  G2Z_TRY(g2z__launch(device, "g2z_k_attention_bwd_q", g2z_k_attention_bwd_q<A, HSP>,
                       g2z__att_grid(B, T, NH, G2Z__ATT_ROWS), g2z__att_threads<HSP>, Q_BYTES,
                       (A *)op->dqkv, to.stats, to.q_sums, dout, (const A *)op->out, op->lse, qkv,
                       op->dropout, T, NH, HS, g2z__att_scale(HS)));
-  return g2z__launch(device, "g2z_k_attention_bwd_kv", kv_kernel,
+  return g2z__launch(device, "g2z_k_attention_bwd_kv", g2z_k_attention_bwd_kv<A, HSP>,
                      g2z__att_grid(B, T, NH, G2Z__ATT_STEP), G2Z__ATT_KV_THREADS, KV_BYTES,
                      (A *)op->dqkv, to.kv_sums, (const float2 *)to.stats, dout, qkv, op->dropout,
                      T, NH, HS, g2z__att_scale(HS));
 }
 
-template <typename A, int HSP, g2z__plain_part PART>
+template <typename A, g2z__plain_part PART>
 static g2z_status g2z__attention_plain_part(g2z_device *device, const g2z_attention_bwd *op,
                                             const g2z__att_scratch &to) {
-  return g2z__launch(device, "g2z_k_attention_plain_bwd", g2z_k_attention_plain_bwd<A, HSP, PART>,
+  const int HS = op->C / op->NH;
+  auto kernel = g2z_k_attention_plain_bwd<64, PART>;
+  if (HS > 64) kernel = g2z_k_attention_plain_bwd<128, PART>;
+  return g2z__launch(device, "g2z_k_attention_plain_bwd", kernel,
                      g2z__att_grid(op->B, op->T, op->NH, G2Z__PLAIN_ROWS), G2Z__PLAIN_ROWS, 0,
-                     (A *)op->dqkv, to.stats, (const A *)op->dout, (const A *)op->out, op->lse,
-                     (const A *)op->qkv, op->dropout, op->T, op->NH, op->C / op->NH,
-                     g2z__att_scale(op->C / op->NH));
+                     g2z__plain_tensor_of<A>(op->dqkv), to.stats,
+                     g2z__plain_tensor_of<A>(op->dout), g2z__plain_tensor_of<A>(op->out), op->lse,
+                     g2z__plain_tensor_of<A>(op->qkv), op->dropout, op->T, op->NH, HS,
+                     g2z__att_scale(HS));
 }
-template <typename A, int HSP>
+template <typename A>
 static g2z_status g2z__attention_plain_bwd_run(g2z_device *device, const g2z_attention_bwd *op,
                                                const g2z__att_scratch &to) {
-  G2Z_TRY((g2z__attention_plain_part<A, HSP, G2Z__PLAIN_DQ>(device, op, to)));
-  G2Z_TRY((g2z__attention_plain_part<A, HSP, G2Z__PLAIN_DK>(device, op, to)));
-  return g2z__attention_plain_part<A, HSP, G2Z__PLAIN_DV>(device, op, to);
+  G2Z_TRY((g2z__attention_plain_part<A, G2Z__PLAIN_DQ>(device, op, to)));
+  G2Z_TRY((g2z__attention_plain_part<A, G2Z__PLAIN_DK>(device, op, to)));
+  return g2z__attention_plain_part<A, G2Z__PLAIN_DV>(device, op, to);
 }
 
 template <typename A, typename G>
@@ -5515,8 +5581,7 @@ static g2z_status g2z_cuda_attention_bwd(g2z_device *device, const g2z_attention
   G2Z_ASSERT(g2z__attention_bwd_whole(op));
   const int HS = C / NH;
   int tensor = 0; /* 1: tensor-core kernels */
-  auto run = g2z__attention_plain_bwd_run<A, 64>;
-  if (HS > 64) run = g2z__attention_plain_bwd_run<A, 128>;
+  auto run = g2z__attention_plain_bwd_run<A>;
   if constexpr (sizeof(A) == 2) {
     if (HS == 64 && !g2z__dropout_on(&op->dropout) && g2z__cuda_of(device)->hopper)
       return g2z__hopper_bwd_run<A, G>(device, op);
