@@ -770,7 +770,7 @@ typedef struct g2z_update_range {
   size_t canonical;
   size_t elements;
   int decay;
-  float scale;       /* Muon: O's factor, 0.2 sqrt(max(a matrix's rows, columns)); AdamW: 0 */
+  float scale;       /* Muon: O's factor, 0.2 sqrt(columns of a matrix); AdamW: 0 */
 } g2z_update_range;
 
 /* A weight that Muon updates, and its home. */
@@ -4382,8 +4382,7 @@ G2Z__PRIVATE void g2z__plan_updates(g2z_plan *plan, g2z_optimizer kind) {
           const size_t begin = unit->canonical + plan->offset[p];
           range.u_at = plan->routes ? muon : weight->home_at + (range.canonical - begin);
           range.v_at = 0;
-          const size_t side = G2Z__MAX(info.rows, info.cols / (size_t)info.muon);
-          range.scale = (float)(0.2 * sqrt((double)side));
+          range.scale = (float)(0.2 * sqrt((double)(info.cols / (size_t)info.muon)));
           muon += range.elements;
         }
         if (its == kind) g2z__plan_add_update(plan, from, &range);

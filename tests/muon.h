@@ -314,7 +314,7 @@ static void muon_ranges(g2z_test *t, const g2z_plan *plan, muon_map *map) {
         continue;
       CHECK(t, range->canonical >= begin);
       CHECK(t, range->canonical + range->elements <= begin + info.elements);
-      scale = 0.2 * sqrt((double)(info.rows > columns ? info.rows : columns));
+      scale = 0.2 * sqrt((double)columns);
     }
     CHECK_NEAR(t, range->scale, scale, 1e-6 * scale);
     CHECK(t, (i >= plan->muon_updates) == (scale > 0));
@@ -506,8 +506,6 @@ static void muon_tensor(g2z_test *t, void *user, const char *name, g2z_param par
   const double share = matrices ? 1 : (double)c->adam_lr / (double)c->lr;
   const double lr = (double)s->report.lr * share, applied = (double)s->report.applied;
   const double clip = (double)c->clip / ((double)s->report.grad_norm + 1e-6);
-  const double side = rows > columns / 3 * 3 / (matrices ? matrices : 1)
-                          ? rows : columns / (matrices ? matrices : 1);
   double *step = (double *)test_memory(t, elements * sizeof *step), worst[3] = {0, 0, 0};
   double b1 = matrices ? (double)c->momentum : (double)c->beta1, b2 = (double)c->beta2;
   for (int part = 0; part < 2; part++) {
@@ -530,7 +528,7 @@ static void muon_tensor(g2z_test *t, void *user, const char *name, g2z_param par
     }
     for (int i = 0; i < matrices && part == 0; i++)
       muon_orthogonal(step + columns / matrices * i, rows, columns / matrices, columns);
-    for (size_t i = 0; i < elements && part == 0 && matrices; i++) step[i] *= 0.2 * sqrt(side);
+    for (size_t i = 0; i < elements && part == 0 && matrices; i++) step[i] *= 0.2 * sqrt(columns / matrices);
   }
   FAIL_IF(t, !(worst[0] <= 1e-5 && worst[1] <= 1e-6 && worst[2] <= 1e-6),
           "%s: weights are off by %.3g, m by %.3g, v by %.3g", name, worst[0], worst[1], worst[2]);
