@@ -182,8 +182,8 @@ static const char *const g2zc_fp8[] = {G2Z_FP8_LIST(G2Z_LIST_TEXT)};
   GROUP("Optimizer")                                                                              \
   SETTING("optimizer", optimizer, run.train.optimizer.kind,                                       \
        "muon: for the blocks' matrices; AdamW for the rest")                                      \
-  OPTIMIZER("lr", lr, "peak learning rate [0.0006; muon 0.0024]")                                 \
-  OPTIMIZER("adam-lr", adam_lr, "with muon: peak learning rate of AdamW's weights [--lr]")        \
+  OPTIMIZER("lr", lr, "peak learning rate [0.0006; muon 0.004]")                                  \
+  OPTIMIZER("adam-lr", adam_lr, "with muon: peak learning rate of AdamW's weights [0.6 x --lr]")  \
   OPTIMIZER("schedule", schedule, "shape of the learning rate over the steps")                    \
   OPTIMIZER("warmup", warmup, "steps of linear warm-up [a tenth of the steps, at most 1000]")     \
   OPTIMIZER("min-lr", min_lr, "learning rate at the end [a tenth of --lr]")                       \

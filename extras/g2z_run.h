@@ -61,9 +61,9 @@ extern "C" {
 typedef struct g2z_run_config {
   g2z_train_config train;      /* train_glob NULL: no steps, only validation and a sample.
                                 * optimizer.warmup < 0: a tenth of the steps, at most 1000;
-                                * optimizer.lr < 0: 6e-4, or with Muon 2.4e-3;
+                                * optimizer.lr < 0: 6e-4, or with Muon 4e-3;
                                 * optimizer.min_lr < 0: a tenth of lr;
-                                * optimizer.adam_lr < 0: lr. 0 without Muon */
+                                * optimizer.adam_lr < 0: 0.6 lr. 0 without Muon */
   const char *val_glob;        /* NULL: no validation */
   const char *vocab;           /* tokenizer file for samples; NULL: byte-level if vocab is 257 */
   const char *prompt;          /* start of a sample; NULL or "": <|endoftext|> */
@@ -665,7 +665,7 @@ static const char *const g2zr_strategies[] = {G2Z_STRATEGY_LIST(G2Z_LIST_TEXT)};
 static const char *const g2zr_recompute[] = {G2Z_RECOMPUTE_LIST(G2Z_LIST_TEXT)};
 static const char *const g2zr_fp8[] = {G2Z_FP8_LIST(G2Z_LIST_TEXT)};
 static const char *const g2zr_optimizers[] = {G2Z_OPTIMIZER_LIST(G2Z_LIST_TEXT)};
-static const float g2zr_peaks[] = {6e-4f, 2.4e-3f}; /* default learning rates, by g2z_optimizer */
+static const float g2zr_peaks[] = {6e-4f, 4e-3f}; /* default learning rates, by g2z_optimizer */
 #define G2ZR_WHOLE(key, number) g2z_json_put_integer(out, key, (int64_t)(number))
 #define G2ZR_REAL(key, number) g2z_json_put_number(out, key, number)
 #define G2ZR_NONE(key) g2z_json_put_string(out, key, NULL)
@@ -1457,7 +1457,7 @@ static g2z_status g2zr_check(g2z_run *run) {
   if (optimizer->lr < 0) optimizer->lr = g2zr_peaks[optimizer->kind];
   if (optimizer->min_lr < 0) optimizer->min_lr = 0.1f * optimizer->lr;
   if (optimizer->kind != G2Z_OPTIMIZER_MUON) optimizer->adam_lr = 0;
-  else if (optimizer->adam_lr < 0) optimizer->adam_lr = optimizer->lr;
+  else if (optimizer->adam_lr < 0) optimizer->adam_lr = 0.6f * optimizer->lr;
   if (!config->train.train_glob && !config->val_glob)
     G2Z_REFUSE(run->services, "there is nothing to do: give --train GLOB or --val GLOB");
   if (config->profile && !config->run_dir)
