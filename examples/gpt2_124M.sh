@@ -17,6 +17,11 @@ set -euC # C: a redirection creates its file; it does not follow a link that lie
 fail() { echo "$(basename "$0"): $*" >&2; exit 1; }
 use() { fail "use: $0 [--smoke] [--gpus 1|2|4|8] OUT [FLAGS OF TRAIN...]"; }
 smoke='' gpus=1 optimizer=${G2Z_RECIPE:-adamw} # gpt2_124M_muon.sh sets G2Z_RECIPE
+steps=18865 rates='--lr 6e-4 --warmup 700' # llm.c's
+if [ "$optimizer" = muon ]; then
+  steps=6200 rates='--lr 4.5e-3 --adam-lr 3e-3 --momentum 0.95 --warmup 100 --schedule linear'
+  rates="$rates --positions sines"
+fi
 while [ $# -gt 0 ]; do
   case $1 in
     --smoke) smoke=1 ;;
@@ -42,7 +47,7 @@ mkdir -p "$data"
 
 fineweb=https://huggingface.co/datasets/kjj0/fineweb10B-gpt2/resolve/main
 hellaswag=https://raw.githubusercontent.com/rowanz/hellaswag/master/data
-vocab=$here/data/vocab.bpe shards=103 questions=10042 steps=18865
+vocab=$here/data/vocab.bpe shards=103 questions=10042
 if [ "$smoke" ]; then # a small model, and a place to download from
   made=$out/made
   fineweb=file://$(cd "$out" && pwd)/made
@@ -62,13 +67,15 @@ if [ "$smoke" ]; then # a small model, and a place to download from
     done > "$made/questions"
     mv "$made/questions" "$made/hellaswag_val.jsonl"
   fi
+  # shellcheck disable=SC2086 # $rates is a list
   set -- --layers 2 --channels 64 --context 64 --batch 4 --global-batch 8 --steps $steps \
-    --warmup 7 --val-every 20 --eval-every 30 --save-every 20 --device cpu \
+    $rates --warmup 7 --val-every 20 --eval-every 30 --save-every 20 --device cpu \
     --ranks "$gpus" "$@"
 else
   [ -f "$vocab" ] || make -C "$here" vocab
-  set -- --batch 32 --global-batch 512 --steps $steps --warmup 700 --val-every 250 --val-steps 20 \
-    --eval-every 5000 --save-every 500 --gpus "$gpus" "$@"
+  # shellcheck disable=SC2086 # a validation takes the first 10,485,760 tokens, as llm.c's
+  set -- --batch 32 --global-batch 512 --steps $steps $rates --val-every 250 \
+    --val-steps $((320 / gpus)) --eval-every 5000 --save-every 500 --gpus "$gpus" "$@"
 fi
 if [ -e "$run/RUN_COMPLETE.txt" ] && [ -d "$run/$(printf 'step-%06d' $steps)" ]; then
   echo "$run is complete. To train again, remove it or name another directory"
@@ -114,5 +121,5 @@ for checkpoint in "$run"/step-*[0-9]; do
   [ ! -d "$checkpoint" ] || resume=latest
 done
 "$train" --train "$data/fineweb_train_*.bin" --val "$data/fineweb_val_*.bin" --vocab "$vocab" \
-  --eval "$data/hellaswag_val.jsonl" --lr 6e-4 --min-lr 0 --weight-decay 0.1 --clip 1 \
+  --eval "$data/hellaswag_val.jsonl" --min-lr 0 --weight-decay 0.1 --clip 1 \
   --keep 2 --run-dir "$run" ${resume:+--resume "$resume"} "$@"

@@ -1208,6 +1208,10 @@ static void test_example_gpt2(g2z_test *t) {
       {"examples/gpt2_124M.sh --smoke $D/a", 0, {"a/run is complete"}},
       {"examples/gpt2_124M_muon.sh --smoke --gpus 2 $D/b --max-train-steps 10", 0,
        {"without --fp8 all", "optimizer: Muon", "step 10/10 | "}},
+      {"examples/gpt2_124M_muon.sh --smoke $D/m > $D/said && cat $D/said && "
+       "for d in a m; do sed -n 's/.*\"best_val_loss\": //p' $D/$d/run/training_metrics.json; done | "
+       "tr '\n' ' ' | awk '{ exit !($2 + 1 < $1 + 0) }'", 0,
+       {"schedule: linear, lr 0.0045 to 0 for Muon, lr 0.003 for AdamW", "step 60/60 | "}},
       {"rm $D/b/data/*val*; echo x >> $D/b/made/fineweb_val_000000.bin; "
        "examples/gpt2_124M_muon.sh --smoke $D/b", 1,
        {"fineweb_val_000000.bin is damaged or another file"}},
