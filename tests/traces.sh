@@ -10,7 +10,7 @@
 # digits, which distinguish any two floats: equal digits are equal bits. File formats may differ
 # between the versions: each version resumes from its own checkpoint and tuning file.
 #
-#   --base COMMIT       the version to compare with [dd58b4a]
+#   --base COMMIT       the version to compare with [148cec5]
 #   --base-dir DIR      the base's sources, unpacked: for a machine without this repository
 #   --only PATTERN      only configs whose name matches this regular expression
 #   --tolerance X       accept configs of several ranks whose losses differ by up to X, relative
@@ -265,7 +265,7 @@ speed() {
   done
 }
 
-declare -A option=([base]=dd58b4a [base-dir]='' [only]=. [tolerance]=-1 [changed]='^$')
+declare -A option=([base]=148cec5 [base-dir]='' [only]=. [tolerance]=-1 [changed]='^$')
 option[leave-out]=
 mode=compare
 while [[ $# -gt 0 ]]; do
