@@ -1802,6 +1802,9 @@ static __device__ inline void g2z__layernorm_partial(float *partial, const float
   }
 }
 
+/* EIGHT: the gradient that dbias adds up is also stored in e5m2. */
+typedef enum g2z__row_copy { G2Z__ROW_PLAIN, G2Z__ROW_EIGHT } g2z__row_copy;
+
 /* A thread's part of its current row, and its sums over all its rows. */
 template <typename A, int K>
 struct g2z__row_work {
@@ -1810,23 +1813,25 @@ struct g2z__row_work {
   float mean, rstd;
   float hat[K][L], g[K][L];      /* xhat; dy w */
   float sums[3][K][L];           /* of columns: DW, DB, DBIAS */
-  uint4 w[K];
+  uint4 w;                       /* if K is 1; wide rows have no registers for it */
 };
 
 /* First half of a row: xhat, g, the sums of g and g xhat, and the columns of dw and db. */
 template <typename A, int K>
 static __device__ inline float2 g2z__layernorm_bwd_sums(g2z__row_work<A, K> &work,
                                                         const g2z__row_slots<K> &slots, int stage,
-                                                        int packs) {
+                                                        const g2z_layernorm_bwd &op) {
   constexpr int L = g2z__lanes<A>;
   float2 sums = make_float2(0, 0);
 #pragma unroll
   for (int k = 0; k < K; k++) {
-    if (k * (int)blockDim.x + (int)threadIdx.x >= packs) continue;
+    const int pack = k * (int)blockDim.x + (int)threadIdx.x;
+    if (pack >= op.C / L) continue;
     float x[L], dy[L], w[L];
     g2z__unpack<A>(dy, *slots.at(stage, 0, k));
     g2z__unpack<A>(x, *slots.at(stage, 1, k));
-    g2z__unpack<A>(w, work.w[k]);
+    if constexpr (K == 1) g2z__unpack<A>(w, work.w);
+    else g2z__unpack<A>(w, g2z__get((const A *)op.w, (size_t)pack));
 #pragma unroll
     for (int i = 0; i < L; i++) {
       work.hat[k][i] = (x[i] - work.mean) * work.rstd;
@@ -1840,8 +1845,8 @@ static __device__ inline float2 g2z__layernorm_bwd_sums(g2z__row_work<A, K> &wor
   return sums;
 }
 
-/* Second half of a row: dres, dropped, and the columns of dbias. */
-template <typename A, int K, g2z__drop DROP>
+/* Second half of a row: dres, dropped, narrow, and the columns of dbias. */
+template <typename A, int K, g2z__drop DROP, g2z__row_copy COPY>
 static __device__ inline void g2z__layernorm_bwd_dres(g2z__row_work<A, K> &work,
                                                       const g2z__row_slots<K> &slots, int stage,
                                                       const g2z_layernorm_bwd &op, int row,
@@ -1860,16 +1865,19 @@ static __device__ inline void g2z__layernorm_bwd_dres(g2z__row_work<A, K> &work,
       out[i] += work.rstd * (work.g[k][i] - means.x - work.hat[k][i] * means.y);
     uint4 stored = g2z__pack<A>(out);
     g2z__put((A *)op.dres, at, stored);
-    g2z__unpack<A>(out, stored);
     if constexpr (DROP == G2Z__DROP_ON) {
       float factors[L];
+      g2z__unpack<A>(out, stored);
       g2z__dropout_pack<A>(factors, op.dropout, (size_t)row, pack, op.C);
 #pragma unroll
       for (int i = 0; i < L; i++) out[i] *= factors[i];
       stored = g2z__pack<A>(out);
-      g2z__put((A *)op.dropped, at, stored);
-      g2z__unpack<A>(out, stored);
+      if (COPY == G2Z__ROW_PLAIN || op.dropped != op.narrow)
+        g2z__put((A *)op.dropped, at, stored);
     }
+    if constexpr (COPY == G2Z__ROW_EIGHT)
+      reinterpret_cast<uint2 *>(op.narrow)[at] = g2z__pack_narrow<A, __nv_fp8_e5m2>(stored);
+    g2z__unpack<A>(out, stored);
 #pragma unroll
     for (int i = 0; i < L; i++) work.sums[work.DBIAS][k][i] += out[i];
   }
@@ -1882,6 +1890,7 @@ static __device__ inline void g2z__layernorm_bwd_dres(g2z__row_work<A, K> &work,
  *   mean,rstd  [N]   f32 in
  *   dres       [N,C] A out or in place (res_mode)
  *   dropped    [N,C] A out           dropout'(dres); only with dropout
+ *   narrow     rows of dropped or dres in e5m2, out; only with EIGHT. May be `dropped`
  *   partial    [blocks,2 or 3,C] f32 out
  * Math    g = dy w; dx = rstd (g - mean(g) - xhat mean(g xhat)); dw += dy xhat; db += dy;
  *         dbias += the stored dres (with dropout: dropped)
@@ -1890,7 +1899,7 @@ static __device__ inline void g2z__layernorm_bwd_dres(g2z__row_work<A, K> &work,
  * Cost    3 sizeof(A) NC bytes, 4 with +=: N=32768, C=768, fp16, += is 201 MB
  * Order   a team adds its rows in ascending order; then the teams in order
  * Oracle  g2z__cpu_layernorm_bwd */
-template <typename A, int K, g2z__drop DROP>
+template <typename A, int K, g2z__drop DROP, g2z__row_copy COPY>
 static __global__ void
 __launch_bounds__(g2z__row_block<K, DROP>, 1)
 g2z_k_layernorm_bwd(g2z_layernorm_bwd op, float *partial) {
@@ -1906,11 +1915,7 @@ g2z_k_layernorm_bwd(g2z_layernorm_bwd op, float *partial) {
   const float inverse = 1.0f / (float)op.C;
   int row = (int)(blockIdx.x * blockDim.y + threadIdx.y), stage = 0, half = 0;
   g2z__row_work<A, K> work = {};
-#pragma unroll
-  for (int k = 0; k < K; k++) {
-    int pack = k * (int)blockDim.x + (int)threadIdx.x;
-    if (pack < packs) work.w[k] = g2z__get((const A *)op.w, (size_t)pack);
-  }
+  if (K == 1 && (int)threadIdx.x < packs) work.w = g2z__get((const A *)op.w, threadIdx.x);
 #pragma unroll
   for (int ahead = 0; ahead < STAGES - 1; ahead++) {
     g2z__row_fetch<A, K>(op, slots, row + ahead * stride, ahead);
@@ -1934,11 +1939,11 @@ g2z_k_layernorm_bwd(g2z_layernorm_bwd op, float *partial) {
     __pipeline_wait_prior(STAGES - 1);
     /* Rows alternate between the halves of `shared`: a warp may still read the last row's half. */
     float2 means = make_float2(0, 0);
-    if (row < op.N) means = g2z__layernorm_bwd_sums<A, K>(work, slots, stage, packs);
+    if (row < op.N) means = g2z__layernorm_bwd_sums<A, K>(work, slots, stage, op);
     means = g2z__team_sums<WARPS>(means, shared[half] + threadIdx.y * WARPS);
     means.x *= inverse;
     means.y *= inverse;
-    if (row < op.N) g2z__layernorm_bwd_dres<A, K, DROP>(work, slots, stage, op, row, means);
+    if (row < op.N) g2z__layernorm_bwd_dres<A, K, DROP, COPY>(work, slots, stage, op, row, means);
     work.mean = next_mean;
     work.rstd = next_rstd;
     stage = stage == STAGES - 1 ? 0 : stage + 1;
@@ -1951,12 +1956,12 @@ g2z_k_layernorm_bwd(g2z_layernorm_bwd op, float *partial) {
 
 /* Launches as many blocks as run at once. Shared memory and N limit the teams of a block. Each team
  * has `threads` threads. */
-template <typename A, typename G, int K, g2z__drop DROP>
+template <typename A, typename G, int K, g2z__drop DROP, g2z__row_copy COPY>
 static g2z_status g2z__layernorm_bwd_run(g2z_device *device, const g2z_layernorm_bwd *op,
                                          int threads) {
   const g2z__cuda *cuda = g2z__cuda_of(device);
   const size_t N = (size_t)op->N, C = (size_t)op->C;
-  auto kernel = g2z_k_layernorm_bwd<A, K, DROP>;
+  auto kernel = g2z_k_layernorm_bwd<A, K, DROP, COPY>;
   size_t ring = (size_t)(g2z__row_stages<K> * 3 * K * threads) * sizeof(uint4);
   size_t own = sizeof(float2) * 2 * G2Z__ROW_TEAMS * g2z__row_warps<K>; /* the kernel's `shared` */
   int room = (int)(((size_t)cuda->shared_limit - own) / ring), blocks = 0;
@@ -1967,37 +1972,36 @@ static g2z_status g2z__layernorm_bwd_run(g2z_device *device, const g2z_layernorm
   G2Z_TRY(g2z__occupancy(device, (const void *)kernel, threads * teams, ring, &blocks));
   blocks = (int)min((size_t)(max(blocks, 1) * cuda->sms), g2z__blocks(N, (size_t)teams));
   const size_t tensors = 2 + (op->dbias != NULL);
-  const size_t sums = g2z__align((size_t)blocks * tensors * C * sizeof(float));
-  g2z_layernorm_bwd on = *op;
-  size_t copy = 0;
-  if (DROP == G2Z__DROP_ON && op->dropped == op->narrow) copy = N * C * sizeof(A);
   void *memory;
-  G2Z_TRY(g2z__scratch(device, sums + copy, &memory));
+  G2Z_TRY(g2z__scratch(device, (size_t)blocks * tensors * C * sizeof(float), &memory));
   float *partial = (float *)memory;
-  if (copy) on.dropped = (char *)memory + sums;
   G2Z_TRY(g2z__launch(device, "g2z_k_layernorm_bwd", kernel, (unsigned)blocks,
-                      dim3((unsigned)threads, (unsigned)teams), ring, on, partial));
+                      dim3((unsigned)threads, (unsigned)teams), ring, *op, partial));
   G2Z_TRY(g2z__add_slabs<G>(device, partial, blocks, op->C, op->mode, (G *)op->dw, (G *)op->db,
                             (G *)op->dbias));
-  if constexpr (std::is_same<A, __half>::value) /* e5m2 has fp16's range */
-    if (op->narrow) {
-      const void *received = DROP == G2Z__DROP_ON ? on.dropped : on.dres;
-      return g2z__narrow_both(device, op->narrow, (const A *)received, op->N, op->C);
-    }
+  if constexpr (COPY == G2Z__ROW_EIGHT) /* the rows are still in L2, at least in part */
+    return g2z__narrow_both(device, op->narrow, (const A *)NULL, op->N, op->C);
   return G2Z_OK;
+}
+
+template <typename A, typename G, g2z__row_copy COPY>
+static g2z_status g2z__layernorm_bwd_copy(g2z_device *device, const g2z_layernorm_bwd *op) {
+  const int drops = g2z__dropout_on(&op->dropout) && op->dropped;
+  int threads, K;
+  G2Z_TRY(g2z__row_threads(device, op->C / g2z__lanes<A>, &threads, &K));
+  auto run = g2z__layernorm_bwd_run<A, G, 1, G2Z__DROP_OFF, COPY>;
+  if (K == 1 && drops) run = g2z__layernorm_bwd_run<A, G, 1, G2Z__DROP_ON, COPY>;
+  if (K == 2) run = g2z__layernorm_bwd_run<A, G, 2, G2Z__DROP_OFF, COPY>;
+  if (K == 2 && drops) run = g2z__layernorm_bwd_run<A, G, 2, G2Z__DROP_ON, COPY>;
+  return run(device, op, threads);
 }
 
 template <typename A, typename G>
 static g2z_status g2z_cuda_layernorm_bwd(g2z_device *device, const g2z_layernorm_bwd *op) {
   G2Z_ASSERT(g2z__layernorm_bwd_whole(op));
-  const int drops = g2z__dropout_on(&op->dropout) && op->dropped;
-  int threads, K;
-  G2Z_TRY(g2z__row_threads(device, op->C / g2z__lanes<A>, &threads, &K));
-  auto run = g2z__layernorm_bwd_run<A, G, 1, G2Z__DROP_OFF>;
-  if (K == 1 && drops) run = g2z__layernorm_bwd_run<A, G, 1, G2Z__DROP_ON>;
-  if (K == 2) run = g2z__layernorm_bwd_run<A, G, 2, G2Z__DROP_OFF>;
-  if (K == 2 && drops) run = g2z__layernorm_bwd_run<A, G, 2, G2Z__DROP_ON>;
-  return run(device, op, threads);
+  if constexpr (std::is_same<A, __half>::value) /* e5m2 has fp16's range */
+    if (op->narrow) return g2z__layernorm_bwd_copy<A, G, G2Z__ROW_EIGHT>(device, op);
+  return g2z__layernorm_bwd_copy<A, G, G2Z__ROW_PLAIN>(device, op);
 }
 
 /* ===== >>k24 pointwise ===================================================
