@@ -3024,14 +3024,25 @@ struct g2z__head_place {
   int b, h, T, NH, HS;
 };
 
+/* Numbers from row to row of a head, in a tensor that holds `parts` rows of C numbers per token. */
+static __device__ inline size_t g2z__head_stride(g2z__head_place at, int parts) {
+  return (size_t)at.NH * (size_t)at.HS * (size_t)parts;
+}
+
+/* Numbers before row 0 of the head, in this part. */
+static __device__ inline size_t g2z__head_first(g2z__head_place at, int part, int parts) {
+  const size_t tokens = (size_t)at.b * (size_t)at.T, C = (size_t)at.NH * (size_t)at.HS;
+  return tokens * g2z__head_stride(at, parts) + (size_t)part * C + (size_t)(at.h * at.HS);
+}
+
 /* Rows of `narrow` are contiguous: their length is a multiple of 16. */
 template <typename A>
 static __device__ inline g2z__rows<A> g2z__rows_of(A *base, g2z__head_place at, int part,
                                                    int parts, uint8_t *narrow = NULL) {
-  size_t C = (size_t)at.NH * (size_t)at.HS, stride = C * (size_t)parts;
-  size_t first = (size_t)at.b * (size_t)at.T * stride + (size_t)part * C + (size_t)(at.h * at.HS);
-  return {base + first, stride, at.T, at.HS, base, narrow, NULL};
+  const size_t stride = g2z__head_stride(at, parts);
+  return {base + g2z__head_first(at, part, parts), stride, at.T, at.HS, base, narrow, NULL};
 }
+
 /* Writes 8 numbers of a rectangle. E is the type in `narrow`. */
 template <typename E, typename A>
 static __device__ inline void g2z__rows_put(const g2z__rows<A> &to, A *at, uint4 pack) {
@@ -3861,8 +3872,8 @@ struct g2z__plain_rows {
 static __device__ inline g2z__plain_rows g2z__plain_rows_of(g2z__plain_tensor in,
                                                             g2z__head_place at, int part,
                                                             int parts) {
-  const g2z__rows<uint8_t> rows = g2z__rows_of((uint8_t *)NULL, at, part, parts);
-  return {in, (size_t)rows.at, rows.stride, rows.T, rows.HS};
+  const size_t stride = g2z__head_stride(at, parts);
+  return {in, g2z__head_first(at, part, parts), stride, at.T, at.HS};
 }
 
 /* Numbers x to x + 3 of row y; zero outside. */
