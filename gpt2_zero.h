@@ -2098,10 +2098,23 @@ compile without it (-O3 in place of -Ofast), or add -fno-fast-math at the end"
 #ifdef _OPENMP
 #include <omp.h>
 #endif
+/* Only rooms i08 and i09 make a program faster if their host code is compiled with -O3. So nvcc
+ * compiles them with -O3 after any -O, and -O1 halves the host compiler's time. Intrinsics need the
+ * same: gcc inlines little into a function that contains code of other options. */
+#if defined(__CUDACC__) && defined(__OPTIMIZE__) && defined(__GNUC__) && !defined(__clang__)
+#define G2Z__OPTIMIZES
+#pragma nv_diagnostic push
+#pragma nv_diag_suppress 1675 /* nvcc passes these pragmas to gcc, but does not know them */
+#pragma GCC push_options
+#pragma GCC optimize("O3")
+#endif
 #if defined(__SSE2__)
 #include <immintrin.h> /* vectors of products; CRC-32C as an instruction */
 #elif defined(__aarch64__)
 #include <arm_neon.h>
+#endif
+#if defined(G2Z__OPTIMIZES)
+#pragma GCC pop_options
 #endif
 
 /* The first header of the C library in a file fixes which functions all of them declare. */
@@ -5723,15 +5736,9 @@ G2Z_API g2z_status g2z_loader_seek(g2z_loader *loader, g2z_loader_position posit
  * arithmetic that must be equal in every backend is here, once, and runs on host and device:
  * rounding to a type, dropout, the verdict that ends a step, AdamW, Muon. */
 
-/* Only this room and the CPU ops make a program faster if their host code is compiled with -O3. So
- * nvcc compiles them with -O3 after any -O, and -O1 halves the host compiler's time. */
-#if defined(__CUDACC__) && defined(__OPTIMIZE__) && defined(__GNUC__) && !defined(__clang__)
-#define G2Z__OPTIMIZES
-#pragma nv_diagnostic push
-#pragma nv_diag_suppress 1675 /* nvcc does not know the next two lines, but passes them on */
+#if defined(G2Z__OPTIMIZES)
 #pragma GCC push_options
 #pragma GCC optimize("O3")
-#pragma nv_diagnostic pop
 #endif
 
 /* ----- rounding --------------------------------------------------------- */
@@ -7752,8 +7759,6 @@ static const g2z_ops *g2z__cpu_ops(void) {
 }
 
 #if defined(G2Z__OPTIMIZES)
-#pragma nv_diagnostic push
-#pragma nv_diag_suppress 1675
 #pragma GCC pop_options
 #pragma nv_diagnostic pop
 #endif
