@@ -6348,8 +6348,10 @@ G2Z__PRIVATE int g2z__cpu_thread(void) { return 0; }
 #define G2Z__FMA(x, y, z) ((x) * (y) + (z))
 #endif
 
-#if defined(__clang__) || defined(__CUDACC__)
+#if defined(__clang__)
 #define G2Z__UNROLL G2Z__PRAGMA(unroll)
+#elif defined(__CUDACC__)
+#define G2Z__UNROLL /* nvcc and its host compiler know no pragma in common */
 #else
 #define G2Z__UNROLL G2Z__PRAGMA(GCC unroll 8)
 #endif
