@@ -274,12 +274,12 @@ build/check/nvcc_%: %.cu gpt2_zero.h gpt2_zero_kernels.cuh $(EXTRAS)
 	@$(NVCC_CHECK) -gencode arch=compute_90a,code=sm_90a $< -o $@
 	@echo 'ok    nvcc: $<, sm_90a'
 
-# For five architectures: ten minutes on two cores. A kernel that uses local memory for more than a
+# For seven architectures: 14 minutes on two cores. A kernel that uses local memory for more than a
 # few spilled words keeps an array there. At the end a C program is linked with an implementation
 # that nvcc compiled.
 check-cuda: ## no warning from nvcc, for each architecture; Hopper's kernels keep to their registers
 	@mkdir -p build/check
-	@for arch in 75 80 89 90a 100; do log=build/check/ptxas_$$arch.txt; \
+	@for arch in 75 80 86 89 90a 100 120; do log=build/check/ptxas_$$arch.txt; \
 	  $(NVCC_CHECK) -gencode arch=compute_$$arch,code=sm_$$arch -Xptxas -v \
 	    train.cu -o build/check/nvcc.o > $$log 2>&1 \
 	    || { grep -v '^ptxas info\|^ *[0-9]* bytes stack' $$log; exit 1; }; \
@@ -306,7 +306,7 @@ check-cuda: ## no warning from nvcc, for each architecture; Hopper's kernels kee
 # more. That is room for growth that nobody meant. Tests have no limit. A change that needs more
 # lines raises its file's figure and gives the reason. Lines are not shortened or joined to stay
 # below.
-BUDGETS := gpt2_zero.h=13080 gpt2_zero_kernels.cuh=8960 train.cu=290 bench.cu=340 \
+BUDGETS := gpt2_zero.h=13080 gpt2_zero_kernels.cuh=9400 train.cu=290 bench.cu=340 \
            prepare_data.c=1700 extras/g2z_bench.h=400 extras/g2z_experiment.h=2100 \
            extras/g2z_report.h=2930 extras/g2z_run.h=3300 extras/g2z_command.h=1140 \
            extras/g2z_text.h=2400 extras/g2z_program.h=1050 extras/g2z_eval.h=850 README.md=160

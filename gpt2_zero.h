@@ -568,8 +568,9 @@ typedef struct g2z_train_config {
   g2z_optimizer_config optimizer;
   g2z_dtype dtype;              /* default: g2z_dtype_default of the device */
   g2z_fp8 fp8;                  /* in training steps only; needs fp16 (or bf16, up to FORWARD) and
-                                 * Hopper, or a CPU, which rounds as Hopper does. ALL: batch x seq
-                                 * is a multiple of 128, and channels of 16 */
+                                 * a GPU of compute capability 8.9 or newer, or a CPU, which rounds
+                                 * as Hopper does. Channels are a multiple of g2z_device_info.fp8.
+                                 * ALL: batch x seq is a multiple of 128, and channels of 16 */
   float dropout;                /* probability, for the embedding, the attention weights and both
                                  * projections; 0: none */
   uint64_t seed;
@@ -1037,8 +1038,9 @@ G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, c
  *   logits                        act        the softmax starts from the rounded logits
  *   gradient of logits            act        after multiplication by the loss scale
  *     on Hopper, in 16 bits,      act        replaces both: exp(logit - the row's reference), of a
- *     unless tune is off                     logit in fp32. The gradient's other factors multiply
- *                                            dh and the rows of h; these rows are rounded again
+ *     unless tune is off; with               logit in fp32, or with fp8 on other GPUs in act. The
+ *     fp8 on all GPUs                        gradient's other factors multiply dh and the rows of
+ *                                            h; these rows are rounded again
  *   operands of logits,           e4m3       in training only: rows of h times powers of two,
  *     fp8=logits                             wte times 32. Hopper's 8-bit sums keep 14 bits
  *   operands of qkv, attproj,     e4m3       in training only: inputs times 4, weights times 32;
@@ -1514,7 +1516,8 @@ typedef struct g2z_device_info {
   char collectives[32];        /* "2.28.9": the version of NCCL */
   int count;                   /* number of GPUs that this process can see */
   double exponentials_per_s;   /* in fp32, at the highest clock; NaN: unknown, as on a CPU */
-  int fp8;                     /* 1: products in 8 bits are possible: a CPU, or Hopper */
+  int fp8;                     /* 0: no products in 8 bits. Else channels must be a multiple of
+                                * this: of 1 on a CPU and on Hopper, of 16 on other GPUs */
   int bf16;                    /* 1: products in bf16 are possible: a CPU, or sm_80 and newer */
 } g2z_device_info;
 
@@ -4455,6 +4458,10 @@ G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
 #define G2Z__ATTENTION_PARTS 320 /* maximum of heads, or parts of heads, whose dQ is in scratch */
 #define G2Z__PRODUCT_COLUMNS 192 /* in a tile of our own products */
 
+/* Sizes in the kernels for 8 bits on other GPUs. */
+#define G2Z__FP8_MULTIPLE 16     /* cuBLASLt's products in 8 bits need it of K and M */
+#define G2Z__SLICE_BYTES ((size_t)32 << 20) /* a part of a product that stays in L2 */
+
 /* Tables of buffers. plan_bytes() counts the buffers; trainer_allocate() (i14) and model_extend()
  * (i15) allocate them; trainer_release() and model_release() free them. The tables name the plan
  * `p`, the model `m` and the trainer `t` of the function that walks them.
@@ -4523,6 +4530,7 @@ G2Z__PRIVATE size_t g2z__plan_request(const g2z_plan *plan) {
   }
   if (plan->dropout) attention += N * C * plan->dtype_bytes;            /* a projection's output */
   if (plan->fp8 >= G2Z_FP8_FORWARD) attention += 4 * C * (C + 16) + 1024; /* a weight in 8 bits */
+  if (plan->fp8 >= G2Z_FP8_ALL) attention += G2Z__SLICE_BYTES;          /* of a data gradient */
   if (!halves) return attention;
 
   const size_t chunk = (size_t)plan->head_chunk, numbers = 4; /* per row: reference, target, ... */
@@ -4530,7 +4538,10 @@ G2Z__PRIVATE size_t g2z__plan_request(const g2z_plan *plan) {
   const size_t dh = C * sizeof(float);                        /* in the memory of these sums */
   size_t head = chunk * (G2Z__MAX(tiles, dh) + numbers * sizeof(float)) + 4096;
   if (plan->fp8) head += (chunk + Vp) * (C + 16);             /* h and wte in 8 bits */
-  if (plan->fp8 >= G2Z_FP8_ALL) head += Vp * C + chunk * sizeof(float); /* wte's columns; factors */
+  if (plan->fp8 >= G2Z_FP8_ALL) {
+    head += Vp * C + chunk * sizeof(float);                   /* wte's columns; factors */
+    head += G2Z__MAX(G2Z__SLICE_BYTES, 128 * Vp * 2);         /* logits */
+  }
   return G2Z__MAX(attention, head);
 }
 
@@ -10961,10 +10972,17 @@ G2Z__PRIVATE g2z_status g2z__trainer_take(void *user, size_t canonical, size_t c
 /* Refuses settings that need a newer GPU. */
 G2Z__PRIVATE g2z_status g2z__device_suits(g2z_services *services, const g2z_train_config *config,
                                           const g2z_device *device) {
-  if (config->fp8 && !device->info.fp8)
+  const int multiple = device->info.fp8, channels = config->model.channels;
+  if (config->fp8 && !multiple)
     return g2z_fail(services, G2Z_UNSUPPORTED,
-                    "fp8=%s needs Hopper (H100, H200) and a program that was compiled for sm_90a; "
+                    "fp8=%s needs a GPU of compute capability 8.9 or newer (Ada, Hopper, "
+                    "Blackwell), and a program that was compiled for it with CUDA 12.1.1 or newer; "
                     "here is %s: take fp8=none", g2z__fp8_texts[config->fp8], device->info.name);
+  if (config->fp8 && channels % multiple)
+    return g2z_fail(services, G2Z_UNSUPPORTED,
+                    "fp8=%s needs channels to be a multiple of %d on %s; they are %d: change "
+                    "them, or take fp8=none", g2z__fp8_texts[config->fp8], multiple,
+                    device->info.name, channels);
   if (config->optimizer.kind == G2Z_OPTIMIZER_MUON && !device->info.bf16)
     return g2z_fail(services, G2Z_UNSUPPORTED, "optimizer=muon multiplies bf16, which needs sm_80 "
                     "or newer; here is %s: take --optimizer adamw", device->info.name);

@@ -1,9 +1,9 @@
 /* gpt2_zero_kernels.cuh: the CUDA op table of gpt2_zero
  *
  * gpt2_zero.h includes this file inside its implementation when nvcc compiles it. No other file
- * includes it. It fills the op table of room 08 for fp16, bf16, tf32 and fp32, on sm_75 and newer;
- * it is tuned on sm_90a. cuBLASLt computes products, or room k42 if that is faster. All other
- * kernels are written here.
+ * includes it. It fills the op table of room 08 for fp16, bf16, tf32 and fp32, on sm_75 and newer,
+ * with products in 8 bits on sm_89 and newer; it is tuned on sm_90a. cuBLASLt computes products, or
+ * room k42 if that is faster. All other kernels are written here.
  *
  * CONTENTS, in the order of the forward pass
  *   >>k10 base        errors, the backend, memory and order, graphs, spans, finding a GPU
@@ -16,6 +16,7 @@
  *   >>k40 attention   flash attention on packed qkv
  *   >>k41 attention on Hopper  the same with wgmma and TMA, head size 64
  *   >>k42 products on Hopper   with fused epilogues; an alternative to cuBLASLt
+ *   >>k43 8 bits elsewhere     on other GPUs: products by cuBLASLt, passes in place of epilogues
  *   >>k50 head        LM head and cross-entropy, a chunk of tokens at a time
  *   >>k60 optimizer   sum of squares, the verdict, AdamW, Muon
  *   >>k80 collectives NCCL, overlapped with computation
@@ -93,6 +94,7 @@ typedef struct g2z__cuda {       /* device->backend */
   int hopper;                    /* 1: rooms k41 and k42 were compiled for this GPU */
   /* Room k42's kernel for a product that adds an operand or not; NULL: it has none. */
   g2z__product_kernel (*product_kernel_for)(const struct g2z__lt_key *key, int adds);
+  size_t slice_bytes;            /* see g2z__slice_rows */
   int *taken;                    /* on the GPU: kernels count work items; 0 between kernels */
   decltype(&cuTensorMapEncodeTiled) encode; /* the driver's; NULL until looked up */
   g2z__kernel kernels[G2Z__KERNELS]; /* known occupancies */
@@ -760,8 +762,19 @@ static __device__ inline int g2z__token_at(int block, int g, int i) {
   return block / 4 * 128 + i / 2 * 64 + block % 4 * 16 + i % 2 * 8 + g;
 }
 
+/* The order of words in rows of 8-bit exponentials: the 16 of 64 words that a lane of room k42's
+ * product holds are adjacent. word_of(): the word in a place. */
+static __device__ inline int g2z__word_at(int i) {
+  return i / 64 * 64 + i % 8 / 2 * 16 + i % 64 / 8 * 2 + i % 2;
+}
+static __device__ inline int g2z__word_of(int place) {
+  return place / 64 * 64 + place % 16 / 2 * 8 + place % 64 / 16 * 2 + place % 2;
+}
+
 /* Eight warps store 32 tokens of 256 columns from `first` on as 8-bit columns. Warp g holds the
- * tokens g2z__token_at(block, g, 0..3); each lane holds 8 columns of them. */
+ * tokens g2z__token_at(block, g, 0..3); each lane holds 8 columns of them. WORDS: the columns are
+ * words, which the lanes hold in the order of g2z__word_at. */
+template <int WORDS = 0>
 static __device__ inline void g2z__columns_put(uint8_t *columns, const uint2 (&eight)[4], int block,
                                                int first, int n, int C) {
   __shared__ uint32_t words[8][8][36]; /* [column % 8][g][column / 8]: 4 tokens of a column */
@@ -785,6 +798,7 @@ static __device__ inline void g2z__columns_put(uint8_t *columns, const uint2 (&e
 #pragma unroll
   for (int turn = 0; turn < 2; turn++) { /* two lanes write 32 bytes of a column */
     int pack = turn * 16 + lane / 2, part = lane % 2 * 4, at = first + pack * 8 + g;
+    if (WORDS) at = g2z__word_of(at);
     uint4 four = make_uint4(words[g][part][pack], words[g][part + 1][pack],
                             words[g][part + 2][pack], words[g][part + 3][pack]);
     if (at < C)
@@ -2123,12 +2137,16 @@ typedef struct g2z__lt_key {  /* D[m,n] = op(A)[m,k] op(B)[k,n], column-major, a
   int32_t m, n, k;
   int32_t transpose_a, transpose_b;
   int32_t ld_a, ld_b, ld_d;
-  int32_t type, type_d;            /* cudaDataType_t of A and B; of C and D. 8 bits: narrow_key() */
+  int32_t type, type_d;            /* cudaDataType_t of A and B; of C and D. 8 bits: narrow_key();
+                                    * or G2Z__E4M3_TWICE */
   int32_t compute;                 /* cublasComputeType_t */
   int32_t epilogue;                /* cublasLtEpilogue_t or g2z__epilogue */
   int32_t batched;                 /* 1: a batch, whose size the operands hold */
 } g2z__lt_key;
 #define G2Z__KEY_FIELDS ((int)(sizeof(g2z__lt_key) / sizeof(int32_t)))
+
+/* The type of a key whose A and B are e4m3 in cuBLASLt, too. */
+#define G2Z__E4M3_TWICE (1 << 16)
 
 /* Epilogues that only room k42's kernel has. */
 typedef enum g2z__epilogue {
@@ -2188,6 +2206,7 @@ typedef struct g2z__lt_operands {
   float factor;                    /* of the product */
   const float *scale;              /* e4m3 in cuBLASLt: a second factor, on the device; or NULL */
   const g2z__lt_batch *batch;      /* with a batched key; else NULL: one product */
+  void *slice;                     /* room k43, TIMES_SLOPE_8: memory for part of the product */
 } g2z__lt_operands;
 
 /* Room k42: reports whether it has a kernel for a key, and launches it. `on` NULL: nothing is
@@ -2197,6 +2216,11 @@ static int g2z__hopper_product_fits(const g2z_device *device, const g2z__lt_key 
                                     const g2z__lt_operands *on);
 static g2z_status g2z__hopper_product_run(g2z_device *device, const g2z__lt_key *key,
                                           const g2z__lt_operands *on);
+/* A product with operands in 8 bits: by room k42 on Hopper, by room k43 elsewhere. */
+template <typename A>
+static g2z_status g2z__narrow_product_run(g2z_device *device, const g2z__lt_key *key,
+                                          const g2z__lt_operands *on);
+static size_t g2z__slice_bytes(const g2z_device *device, int N, size_t row_bytes);
 
 static g2z_status g2z__lt_fail(g2z_device *device, cublasStatus_t status, const char *what,
                                const g2z__lt_key *key) {
@@ -2230,6 +2254,7 @@ static g2z_status g2z__lt_describe(g2z_device *device, g2z__lt_product *product)
   cudaDataType_t type_b = type;
   if (type == CUDA_R_8F_E4M3) type_b = CUDA_R_8F_E5M2;
   if (type == CUDA_R_8F_E5M2) type_b = CUDA_R_8F_E4M3;
+  if (key->type == G2Z__E4M3_TWICE) type = type_b = CUDA_R_8F_E4M3;
   uint64_t m = (uint64_t)key->m, n = (uint64_t)key->n, k = (uint64_t)key->k;
   uint64_t rows_a = m, columns_a = k, rows_b = k, columns_b = n;
   cublasOperation_t op_a = CUBLAS_OP_N, op_b = CUBLAS_OP_N;
@@ -2608,8 +2633,8 @@ static g2z_status g2z_cuda_tuning_read(g2z_device *device, const char *text) {
     if (!g2z__lt_accepts(device, product, way, &algo)) {
       g2z__lt_free(product);
       return g2z_fail(device->services, G2Z_FORMAT,
-                      "line %d of the tuning table names an algorithm that this cuBLAS does not "
-                      "run: remove the table to tune anew", number);
+                      "line %d of the tuning table names an algorithm that this cuBLAS or this "
+                      "build does not run: remove the table to tune anew", number);
     }
     product->way = way;
     product->algo = algo;
@@ -2727,11 +2752,6 @@ static g2z_status g2z__narrow(g2z_device *device, void *to, const A *x, float sc
                      (uint8_t *)to, x, scale, N, I, clamped);
 }
 
-/* The order of words in 8-bit exponentials: the 16 of 64 words that a lane holds are adjacent. */
-static __device__ inline int g2z__word_at(int i) {
-  return i / 64 * 64 + i % 8 / 2 * 16 + i % 64 / 8 * 2 + i % 2;
-}
-
 struct g2z__narrow_list {
   g2z_narrow_weight at[4];
   int count, tiles[4];           /* end of each weight's tiles */
@@ -2817,8 +2837,8 @@ static const g2z_narrow_weight *g2z__narrow_ready(const g2z_device *device, cons
   return NULL;
 }
 
-/* Changes a key to operands in 8 bits, whose rows have k numbers. In room k42 A is e4m3 and B has
- * `type`. In cuBLASLt A has `type`, e4m3 or e5m2, and B has the other of these types; fast
+/* Changes a key to operands in 8 bits, whose rows have k numbers. In g2z__narrow_product_run() A is
+ * e4m3, and B has `type`. In cuBLASLt A has `type`, e4m3 or e5m2, and B has the other of them; fast
  * accumulation stays off, so that partial sums move to fp32. */
 static void g2z__narrow_key(g2z__lt_key *key, cudaDataType_t type) {
   key->type = type;
@@ -2877,7 +2897,7 @@ static g2z_status g2z_cuda_linear_fwd(g2z_device *device, const g2z_linear_fwd *
     on.a = ready->columns;
     on.b = op->narrow_x;
     g2z__narrow_key(&key, CUDA_R_8F_E4M3);
-    G2Z_TRY(g2z__hopper_product_run(device, &key, &on));
+    G2Z_TRY(g2z__narrow_product_run<A>(device, &key, &on));
   }
   if (!drops) return G2Z_OK;
   return g2z__launch(device, "g2z_k_residual_dropout", g2z_k_residual_dropout<A>,
@@ -2897,17 +2917,20 @@ static g2z_status g2z_cuda_linear_bwd_data(g2z_device *device, const g2z_linear_
   if (!op->slope && !narrow) return g2z__lt_multiply(device, &plain, &on);
   size_t ours = g2z__blocks((size_t)N, G2Z__PRODUCT_ROWS), slabs = (size_t)g2z__slabs(N);
   const g2z_narrow_weight *ready = NULL;
-  size_t sums = 0, narrow_w = 0;
+  size_t sums = 0, narrow_w = 0, slice = 0;
   void *memory = NULL;
   int fused = 1;
   if (op->slope) sums = g2z__align(max(ours, slabs) * (size_t)K * sizeof(float));
   if (narrow) {
     ready = g2z__narrow_ready(device, op->w);
     if (!ready) narrow_w = g2z__align((size_t)K * G2Z_NARROW_ROW(O));
+    if (op->slope) slice = g2z__slice_bytes(device, N, (size_t)K * sizeof(A));
   }
-  if (sums + narrow_w) G2Z_TRY(g2z__scratch(device, sums + narrow_w, &memory));
+  if (sums + narrow_w + slice)
+    G2Z_TRY(g2z__scratch(device, sums + narrow_w + slice, &memory));
   on.slope = (void *)op->slope;
   on.sums = (float *)memory;
+  on.slice = (char *)memory + sums + narrow_w;
   g2z__lt_key key = plain;
   if (op->slope) key.epilogue = G2Z__EPILOGUE_TIMES_SLOPE;
   if (narrow) {
@@ -2921,7 +2944,7 @@ static g2z_status g2z_cuda_linear_bwd_data(g2z_device *device, const g2z_linear_
       on.b = narrow;
       if (op->slope) key.epilogue = G2Z__EPILOGUE_TIMES_SLOPE_8;
       g2z__narrow_key(&key, CUDA_R_8F_E5M2);
-      G2Z_TRY(g2z__hopper_product_run(device, &key, &on));
+      G2Z_TRY(g2z__narrow_product_run<A>(device, &key, &on));
     }
   } else
     G2Z_TRY(g2z__lt_fused_or(device, &key, &on, [&] {
@@ -6634,10 +6657,167 @@ static g2z_status g2z__hopper_product_run(g2z_device *device, const g2z__lt_key 
                      (size_t)g2z__product_shared::BYTES, left, right, out, other, x);
 }
 
+/* ===== >>k43 8 bits elsewhere ============================================
+ * In:  room k42's products of 8-bit operands, on a GPU of sm_89 or newer that has no room k42.
+ * Out: the same, within the same bounds.
+ * Law: cuBLASLt multiplies; K and M are multiples of 16. A pass after the product replaces the
+ *      epilogue, and reads the product rounded to A.
+ *
+ * A product and its pass take a slice of the result's rows at a time. Then the pass finds the slice
+ * in L2, and a data gradient needs memory for a slice of the product only. */
+
+/* Rows of a slice, in multiples of 128, so that the pass finds the slice in L2. A few more slices
+ * are taken if these have equal sizes, since each shape has its own algorithm. */
+static size_t g2z__slice_most(const g2z_device *device, size_t row_bytes) {
+  return max(g2z__cuda_of(device)->slice_bytes / row_bytes / 128 * 128, (size_t)128);
+}
+static int g2z__slice_rows(const g2z_device *device, int N, size_t row_bytes) {
+  const int least = (int)g2z__blocks((size_t)N, g2z__slice_most(device, row_bytes));
+  if (least == 1) return N;
+  for (int slices = least; slices <= least + least / 4 + 1; slices++)
+    if (N % (128 * slices) == 0) return N / slices;
+  return (int)g2z__blocks(g2z__blocks((size_t)N, (size_t)least), 128) * 128;
+}
+/* Memory for any slice of up to N rows; 0 on Hopper, whose kernels need none. */
+static size_t g2z__slice_bytes(const g2z_device *device, int N, size_t row_bytes) {
+  if (g2z__cuda_of(device)->hopper) return 0;
+  return min((size_t)N, g2z__slice_most(device, row_bytes)) * row_bytes;
+}
+
+template <typename A>
+struct g2z__finish_slice {
+  const A *x;                    /* [n,M] the product, with GELU plus the bias; may be `slope` */
+  A *y;                          /* [n,M] out with GELU */
+  A *slope;                      /* [n,M] in with TIMES_8, else out */
+  uint8_t *rows;                 /* [n,M] in 8 bits, out; with GELU it may be NULL */
+  uint8_t *columns;              /* with *_8: [M] columns of N numbers, out */
+  float *sums;                   /* [blocks,M] out with TIMES_8 */
+  double *clamped;               /* counts the numbers in e4m3 `rows`; or NULL */
+  int n, N, M;
+};
+
+/* g2z_k_finish: the epilogue FINISH of a slice of a product.
+ *   x   g2z__finish_slice; n % 128 == 0 with *_8, M % 16 == 0
+ * Math    f32; y and the product times slope are rounded to A, then to 8 bits
+ * Launch  128 rows and 256 columns per block of 256 threads
+ * Cost    GELU_8 and TIMES_8 6 n M bytes, 2 of them from L2: N=32768, M=3072 is 604 MB
+ * Order   a warp adds 16 rows, those of 32 at a time in order; then the 8 warps in order
+ * Oracle  g2z__cpu_linear_fwd, g2z__cpu_linear_bwd_data; tests cuda_linear, cuda_fp8 */
+template <typename A, g2z__finish FINISH>
+static __global__ void __launch_bounds__(256)
+g2z_k_finish(const __grid_constant__ g2z__finish_slice<A> x) {
+  constexpr bool TIMES = FINISH == G2Z__FINISH_TIMES_8, EIGHT = FINISH != G2Z__FINISH_GELU;
+  typedef std::conditional_t<TIMES, __nv_fp8_e5m2, __nv_fp8_e4m3> E;
+  __shared__ float shared[TIMES ? 8 : 1][256];
+  const int g = (int)threadIdx.x / 32, first = (int)blockIdx.y * 256;
+  const int lane = (int)threadIdx.x % 32, column = first + lane * 8;
+  float sum[8] = {};
+  g2z__k_begin();
+  for (int part = 0; part < 4; part++) {
+    const int block = (int)blockIdx.x * 4 + part;
+    uint4 raw[4] = {}, factor[4] = {};
+    uint2 eight[4] = {};
+    bool here[4];
+    size_t at[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) { /* loaded together: stores in between delay loads */
+      const int row = g2z__token_at(block, g, i);
+      here[i] = row < x.n && column < x.M;
+      at[i] = (size_t)row * (size_t)x.M + (size_t)column;
+      if (here[i]) raw[i] = g2z__get(x.x, at[i] / 8);
+      if (TIMES && here[i]) factor[i] = g2z__get_once(x.slope, at[i] / 8);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      float value[8], by[8];
+      g2z__unpack<A>(value, raw[i]);
+      g2z__unpack<A>(by, factor[i]);
+#pragma unroll
+      for (int j = 0; j < 8; j++) {
+        if constexpr (TIMES) value[j] *= by[j];
+        else value[j] = g2z__k_gelu(value[j], by[j]);
+      }
+      const uint4 rounded = g2z__pack<A>(value);
+      eight[i] = g2z__pack_narrow<A, E>(rounded);
+      if constexpr (TIMES) {
+        g2z__unpack<A>(value, rounded);
+#pragma unroll
+        for (int j = 0; j < 8; j++) sum[j] += value[j];
+      }
+      if (!here[i]) continue;
+      if constexpr (!TIMES) g2z__put(x.slope, at[i] / 8, g2z__pack<A>(by));
+      if constexpr (!EIGHT) g2z__put(x.y, at[i] / 8, rounded);
+      if (x.rows) *reinterpret_cast<uint2 *>(x.rows + at[i]) = eight[i];
+    }
+    if constexpr (!TIMES) g2z__count_clamped(x.rows ? x.clamped : NULL, eight);
+    if constexpr (EIGHT) g2z__columns_put(x.columns, eight, block, first, x.N, x.M);
+  }
+  if constexpr (TIMES) {
+#pragma unroll
+    for (int j = 0; j < 8; j++) shared[g][lane * 8 + j] = sum[j];
+    __syncthreads();
+    float total = 0;
+    for (int warp = 0; warp < 8; warp++) total += shared[warp][threadIdx.x];
+    if (first + (int)threadIdx.x < x.M)
+      x.sums[(size_t)blockIdx.x * (size_t)x.M + (size_t)first + threadIdx.x] = total;
+  }
+}
+
+template <typename A>
+static g2z_status g2z__sliced_product_run(g2z_device *device, const g2z__lt_key *wanted,
+                                          const g2z__lt_operands *on) {
+  const int N = wanted->n, M = wanted->m, epilogue = wanted->epilogue;
+  const int gradient = wanted->type == CUDA_R_8F_E5M2;
+  g2z__lt_key key = *wanted;
+  g2z__lt_operands product = *on;
+  G2Z_ASSERT(key.k % G2Z__FP8_MULTIPLE == 0 && M % G2Z__FP8_MULTIPLE == 0);
+  key.type = gradient ? (int32_t)CUDA_R_8F_E4M3 : G2Z__E4M3_TWICE;
+  product.factor = gradient ? g2z__product_unit<__nv_fp8_e5m2> : g2z__product_unit<__nv_fp8_e4m3>;
+  if (!g2z__epilogue_is_ours(wanted)) return g2z__lt_multiply(device, &key, &product);
+
+  auto kernel = g2z_k_finish<A, G2Z__FINISH_GELU>;
+  g2z__finish_slice<A> x = {NULL, (A *)on->d, (A *)on->slope, (uint8_t *)on->narrow, NULL,
+                            on->sums, device->clamped_inputs, 0, N, M};
+  key.epilogue = on->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+  if (epilogue == G2Z__EPILOGUE_GELU_8 || epilogue == G2Z__EPILOGUE_TIMES_SLOPE_8) {
+    G2Z_ASSERT(N % 128 == 0);
+    x.rows = (uint8_t *)on->d;
+    x.columns = x.rows + (size_t)N * (size_t)M;
+    kernel = g2z_k_finish<A, G2Z__FINISH_GELU_8>;
+    if constexpr (std::is_same<A, __half>::value)
+      if (gradient) kernel = g2z_k_finish<A, G2Z__FINISH_TIMES_8>;
+  }
+  const int rows = g2z__slice_rows(device, N, (size_t)M * sizeof(A));
+  for (int first = 0; first < N; first += rows) {
+    const size_t numbers = (size_t)rows * (size_t)M;
+    key.n = x.n = min(rows, N - first);
+    x.x = gradient ? (const A *)on->slice : x.slope;
+    product.d = (void *)x.x;
+    G2Z_TRY(g2z__lt_multiply(device, &key, &product));
+    G2Z_TRY(g2z__launch(device, "g2z_k_finish", kernel,
+                        dim3((unsigned)g2z__blocks((size_t)x.n, 128),
+                             (unsigned)g2z__blocks((size_t)M, 256)), 256, 0, x));
+    product.b = (const uint8_t *)product.b + (size_t)rows * (size_t)key.ld_b;
+    x.slope += numbers;
+    if (x.y) x.y += numbers;
+    if (x.rows) x.rows += numbers;
+    if (x.columns) x.columns += rows;
+    if (x.sums) x.sums += numbers / 128;
+  }
+  return G2Z_OK;
+}
+
+template <typename A>
+static g2z_status g2z__narrow_product_run(g2z_device *device, const g2z__lt_key *key,
+                                          const g2z__lt_operands *on) {
+  if (g2z__cuda_of(device)->hopper) return g2z__hopper_product_run(device, key, on);
+  return g2z__sliced_product_run<A>(device, key, on);
+}
+
 /* ===== >>k50 head ========================================================
  * In:  the last hidden rows h[N,C] and targets. Out: losses; dh and dwte.
  * Law: logits exist for `chunk` tokens at a time, in A, and their gradients overwrite them. In
- *      16-bit training on Hopper exponentials replace both: with fp8 always, else if tuning is on.
+ *      16-bit training on Hopper, if tuning is on, exponentials replace both; with fp8 on all GPUs.
  *      dwte accumulates over the chunks in fp32; with a single chunk it may be rounded at once. */
 
 /* The softmax of some numbers: sum is the sum of exp(x - max). */
@@ -6661,14 +6841,16 @@ static __device__ inline g2z__softmax g2z__softmax_warp(g2z__softmax part) {
 
 #define G2Z__ENTROPY_THREADS 1024
 
-/* Adds the first `count` numbers of a pack to a softmax. */
+/* Adds the first `count` numbers of a pack, times `unit`, to a softmax. */
 template <typename A>
-static __device__ inline void g2z__softmax_add(g2z__softmax &part, uint4 raw, int count) {
+static __device__ inline void g2z__softmax_add(g2z__softmax &part, uint4 raw, int count,
+                                               float unit = 1) {
   constexpr int L = g2z__lanes<A>;
   float value[L], max = part.max, sum = 0;
   g2z__unpack<A>(value, raw);
 #pragma unroll
   for (int j = 0; j < L; j++) {
+    value[j] *= unit;
     if (j >= count) value[j] = -INFINITY;
     max = fmaxf(max, value[j]);
   }
@@ -6793,6 +6975,7 @@ typedef struct g2z__head_rows {
   /* With fp8: */
   uint8_t *narrow_h, *narrow_wte; /* [n], [Vp] rows of C numbers in e4m3 */
   float *unit;                   /* [n] as in g2z__softmax_rows */
+  void *slice;                   /* logits of some rows, in A; unused on Hopper */
 } g2z__head_rows;
 
 template <typename A>
@@ -7047,11 +7230,167 @@ template <typename A>
 static constexpr g2z__head_numbers g2z__head_eight =
     std::is_same<A, __half>::value ? G2Z__HEAD_E5M2 : G2Z__HEAD_ACT;
 
+/* ----- 8 bits without room k42 -------------------------------------------
+ * cuBLASLt makes the logits of a slice of rows, in A. A first pass computes each row's sum of
+ * exponentials, and from it the reference that makes z exactly 2^BELOW. So no row's product is
+ * computed again. A second pass makes the exponentials. Both find the slice in L2. */
+
+/* A sum of C products of two numbers up to 448 fits fp16 if it is divided by 2^shift. */
+static int g2z__head_shift(int C) {
+  int shift = 0;
+  while (ldexp(448.0 * 448.0 * C, -shift) > 65504) shift++;
+  return shift;
+}
+
+/* g2z_k_head_sums: the rows' references and z, from a slice of logits.
+ *   rows    unit in; reference and target out; parts out, as of one tile across
+ *   targets [n] i32 in            a target's logit is the slice's, so that loss, z and gradients
+ *                                 belong to one softmax
+ *   slice   [gridDim.x,Vp] A in   times 2^shift and the row's unit these are exponents of base 2
+ *   first   the slice's first row
+ * Math    f32
+ * Launch  a block of 512 per row
+ * Cost    2 Vp bytes per row, from L2
+ * Order   thread t takes packs t, t + 512, ...; then two trees
+ * Oracle  as g2z_k_head_rows */
+template <typename A, g2z__head_numbers NUMBERS>
+static __global__ void __launch_bounds__(512)
+g2z_k_head_sums(g2z__head_rows rows, const int32_t *targets, const A *slice, float scale,
+                int first, int V, int Vp) {
+  constexpr int L = g2z__lanes<A>;
+  __shared__ g2z__softmax shared[32];
+  const int row = first + (int)blockIdx.x, full = V / L;
+  const A *at = slice + (size_t)blockIdx.x * (size_t)Vp;
+  g2z__softmax part = {-INFINITY, 0};
+  g2z__k_begin();
+  const float unit = rows.unit[row] * scale / G2Z__LOG2E;
+#pragma unroll 4
+  for (int i = (int)threadIdx.x; i < full; i += 512)
+    g2z__softmax_add<A>(part, g2z__get(at, (size_t)i), L, unit);
+  if ((int)threadIdx.x == full % 512 && full * L < V)
+    g2z__softmax_add<A>(part, g2z__get(at, (size_t)full), V - full * L, unit);
+  part = g2z__softmax_warp(part);
+  if (threadIdx.x < 32) shared[threadIdx.x] = {-INFINITY, 0};
+  __syncthreads();
+  if (threadIdx.x % G2Z__WARP == 0) shared[threadIdx.x / G2Z__WARP] = part;
+  __syncthreads();
+  part = g2z__softmax_warp(shared[threadIdx.x % G2Z__WARP]);
+  if (threadIdx.x > 0) return;
+  const float z = part.max * G2Z__LOG2E + log2f(part.sum); /* NaN if the row has one */
+  const float reference = z - g2z__head_bounds<NUMBERS>::below(row);
+  rows.reference[row] = reference;
+  rows.target[row] = g2z__to_float(at[max(targets[row], 0)]) * (unit * G2Z__LOG2E);
+  rows.parts[row] = make_float2(g2z__exp2(z - reference), part.max * G2Z__LOG2E);
+}
+
+/* g2z_k_head_numbers: e = exp(logit - reference) of a slice of rows.
+ *   rows    unit, reference in
+ *   slice   [m,Vp] A in           as for g2z_k_head_sums; with E4M3 it may be `e`
+ *   e       x's exponentials from row `first` on, in A; with E5M2 rows, and columns of n tokens
+ * Math    f32
+ * Launch  32 rows and 256 words per block of 256 threads
+ * Cost    4 Vp bytes per row, 2 of them from L2
+ * Oracle  as g2z_k_head_rows */
+template <typename A, g2z__head_numbers NUMBERS>
+static __global__ void __launch_bounds__(256)
+g2z_k_head_numbers(g2z__head_rows rows, g2z__head_chunk<A> x, const A *slice, float scale,
+                   int first, int m) {
+  constexpr bool EIGHT = g2z__head_bounds<NUMBERS>::EIGHT;
+  const int g = (int)threadIdx.x / 32, block = (int)blockIdx.x;
+  const int place = (int)blockIdx.y * 256 + (int)threadIdx.x % 32 * 8;
+  const size_t row_size = (size_t)x.Vp;
+  uint8_t *e = reinterpret_cast<uint8_t *>(x.logits);
+  uint4 raw[4] = {};
+  uint2 eight[4] = {};
+  g2z__k_begin();
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const int row = g2z__token_at(block, g, i);
+    if (row >= m || place >= x.Vp) continue;
+    const A *at = slice + (size_t)row * row_size;
+    if constexpr (EIGHT) { /* 8 places have four pairs of neighbouring words, 8 words apart */
+      const uint32_t *pair = reinterpret_cast<const uint32_t *>(at + g2z__word_of(place));
+      raw[i] = make_uint4(pair[0], pair[4], pair[8], pair[12]);
+    } else
+      raw[i] = g2z__get(at, (size_t)place / 8);
+  }
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const int row = g2z__token_at(block, g, i);
+    if (row >= m || place >= x.Vp) continue;
+    const size_t at = (size_t)(first + row) * row_size + (size_t)place;
+    const float unit = rows.unit[first + row] * scale, reference = rows.reference[first + row];
+    float value[8];
+    g2z__unpack<A>(value, raw[i]);
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+      const int word = EIGHT ? g2z__word_of(place + j) : place + j;
+      value[j] = g2z__exp2(value[j] * unit - reference);
+      if (word >= x.V) value[j] = 0;
+    }
+    if constexpr (EIGHT) {
+      eight[i] = g2z__pack_8<__nv_fp8_e5m2>(value, 1);
+      *reinterpret_cast<uint2 *>(e + at) = eight[i];
+    } else
+      g2z__put(x.logits, at / 8, g2z__pack<A>(value));
+  }
+  if constexpr (EIGHT)
+    g2z__columns_put<1>(e + (size_t)x.n * row_size + first, eight, block, (int)blockIdx.y * 256,
+                        x.n, x.Vp);
+}
+
+/* As g2z__head_exponentials, with fp8. */
+template <typename A>
+static g2z_status g2z__head_sliced(g2z_device *device, const g2z__head_chunk<A> *x,
+                                   const g2z__head_rows *rows, int narrow) {
+  constexpr g2z__head_numbers E4M3 = G2Z__HEAD_E4M3, E5M2 = g2z__head_eight<A>;
+  const int n = x->n, Vp = x->Vp, most = g2z__slice_rows(device, n, (size_t)Vp * sizeof(A));
+  const float scale = (float)ldexp(1, g2z__head_shift(x->C));
+  auto guess = g2z_k_head_guess<A, E4M3>;
+  auto sums = g2z_k_head_sums<A, E4M3>;
+  auto numbers = g2z_k_head_numbers<A, E4M3>;
+  auto finish = g2z_k_head_rows<A, G2Z__HEAD_ACT>;
+  if (narrow) {
+    guess = g2z_k_head_guess<A, E5M2>;
+    sums = g2z_k_head_sums<A, E5M2>;
+    numbers = g2z_k_head_numbers<A, E5M2>;
+    finish = g2z_k_head_rows<A, E5M2>;
+  }
+  /* Rounds h. Its references and targets' logits are replaced below. */
+  G2Z_TRY(g2z__launch(device, "g2z_k_head_guess", guess, (unsigned)g2z__blocks((size_t)n, 8), 256,
+                      0, *rows, *x, (const A *)NULL, 0));
+  for (int first = 0; first < n; first += most) {
+    const int m = min(most, n - first);
+    A *slice = x->logits + (size_t)first * (size_t)Vp;
+    if (narrow) slice = (A *)rows->slice;
+    g2z__lt_key key = g2z__lt_rows_key<A, A>(device, m, x->C, Vp, G2Z__AS_IT_IS, G2Z__TRANSPOSED,
+                                             Vp, CUBLASLT_EPILOGUE_DEFAULT);
+    g2z__narrow_key(&key, CUDA_R_8F_E4M3);
+    key.type = G2Z__E4M3_TWICE;
+    g2z__lt_operands on = g2z__lt_rows(slice, rows->narrow_h + (size_t)first *
+                                       G2Z_NARROW_ROW(x->C), rows->narrow_wte);
+    on.factor = 1 / scale;
+    G2Z_TRY(g2z__lt_multiply(device, &key, &on));
+    G2Z_TRY(g2z__launch(device, "g2z_k_head_sums", sums, (unsigned)m, 512, 0, *rows,
+                        x->targets, (const A *)slice, scale, first, x->V, Vp));
+    G2Z_TRY(g2z__launch(device, "g2z_k_head_numbers", numbers,
+                        dim3((unsigned)g2z__blocks((size_t)m, 128) * 4,
+                             (unsigned)g2z__blocks((size_t)Vp, 256)), 256, 0, *rows, *x,
+                        (const A *)slice, scale, first, m));
+  }
+  return g2z__launch(device, "g2z_k_head_rows", finish,
+                     4 * (unsigned)g2z__blocks((size_t)n, G2Z__PRODUCT_ROWS), 256, 0, *rows, *x, 1,
+                     G2Z__ROWS_FIRST);
+}
+
 /* A chunk's losses. x->logits become exponentials, x->dh the rows of h times their factors; both in
  * 8 bits if `narrow`. The second round's kernels end at once if no row is out of bounds. */
 template <typename A>
 static g2z_status g2z__head_exponentials(g2z_device *device, const g2z__head_chunk<A> *x,
                                          const g2z__head_rows *rows, int narrow) {
+  if constexpr (sizeof(A) == 2)
+    if (device->fp8 && !g2z__cuda_of(device)->hopper)
+      return g2z__head_sliced(device, x, rows, narrow);
   const int ld = min(x->Vp, G2Z__HEAD_SAMPLE);
   unsigned down = (unsigned)g2z__blocks((size_t)x->n, G2Z__PRODUCT_ROWS);
   int across = (int)g2z__blocks((size_t)x->Vp, G2Z__PRODUCT_COLUMNS);
@@ -7096,7 +7435,7 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, const g2z_head_loss *op
   G2Z_ASSERT(g2z__head_loss_whole(op));
   G2Z_ASSERT(op->dwte_dtype == G2Z_FP32 || (N <= chunk && op->mode == G2Z_OVERWRITE));
   const int sms = g2z__cuda_of(device)->sms;
-  const int fused = op->dh && g2z__head_fits<A>(device, chunk, C, Vp);
+  const int fused = op->dh && (device->fp8 || g2z__head_fits<A>(device, chunk, C, Vp));
   const int narrow = fused && std::is_same<A, __half>::value && device->fp8 == G2Z_FP8_ALL;
   g2z__head_rows rows = {};
   uint8_t *words = NULL; /* narrow: C rows of Vp numbers in e4m3, in the order of g2z__word_at */
@@ -7112,7 +7451,8 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, const g2z_head_loss *op
         {&rows.again, g2z__blocks(most, G2Z__PRODUCT_ROWS) * sizeof(int4)}, {&rows.reference, row},
         {&rows.target, row}, {&rows.factor, 2 * row + 4}, {&rows.unit, row},
         {&rows.dh, max(parts, sums)}, {&rows.narrow_h, most * narrow_row},
-        {&rows.narrow_wte, (size_t)Vp * narrow_row}, {&words, narrow ? width * (size_t)Vp : 0}};
+        {&rows.narrow_wte, (size_t)Vp * narrow_row}, {&words, narrow ? width * (size_t)Vp : 0},
+        {&rows.slice, narrow ? g2z__slice_bytes(device, (int)most, (size_t)Vp * sizeof(A)) : 0}};
     size_t bytes = 0;
     void *memory;
     for (const auto &x : wanted) bytes += g2z__align(x.bytes);
@@ -8690,7 +9030,13 @@ static g2z_status g2z__cuda_open_gpu(g2z_device *device) {
                     "this program has no code for %s (sm_%d): build with nvcc -arch=sm_%d%s, or "
                     "make", cuda->gpu, cuda->capability, cuda->capability, features);
   /* Rooms k41 and k42 have bodies only in a build for sm_90a. */
-  cuda->hopper = info->fp8 = cuda->capability == 90 && attributes.maxThreadsPerBlock > 32;
+  cuda->hopper = cuda->capability == 90 && attributes.maxThreadsPerBlock > 32;
+  cuda->slice_bytes = G2Z__SLICE_BYTES;
+  /* Code for sm_80 would run on a newer GPU, but converts to 8 bits without an instruction.
+   * cuBLASLt 12.1.3 is the first with products in 8 bits for Ada. */
+  if (cuda->capability >= 89 && cuda->built_for >= 89 && lt >= 120103)
+    info->fp8 = G2Z__FP8_MULTIPLE;
+  if (cuda->hopper) info->fp8 = 1;
   /* Graphs support programmatic launches since CUDA 12.3. */
   G2Z__CUDA(device, cudaDriverGetVersion(&driver));
   cuda->early_launch = cuda->capability >= 90 && cuda->built_for >= 90 && driver >= 12030 &&
@@ -8737,7 +9083,7 @@ static g2z_status g2z__cuda_open_gpu(g2z_device *device) {
           driver % 1000 / 10, lt / 10000, lt / 100 % 100, lt % 100,
           info->collectives[0] ? info->collectives : "none", g2z_dtype_text(device->dtype),
           g2z_dtype_text(device->grad_dtype));
-  if (cuda->built_for < cuda->capability)
+  if (cuda->built_for < cuda->capability || (features[0] && !cuda->hopper))
     g2z_log(device->services, G2Z_LOG_WARNING,
             "this program was built for sm_%d and runs on sm_%d: build with nvcc -arch=sm_%d%s, "
             "or make, for full speed", cuda->built_for, cuda->capability, cuda->capability,

@@ -201,7 +201,8 @@ static const char *const g2zc_fp8[] = {G2Z_FP8_LIST(G2Z_LIST_TEXT)};
   PLAIN("device", CHOICE, device, G2Z_DEVICE_LIST(G2Z_LIST_WORD), "[cuda if there is one]")       \
   SETTING("dtype", dtype, dtype, "[fp16 on cuda, fp32 on cpu]")                                   \
   TRAIN("fp8", fp8,                                                                               \
-       "8-bit products (Hopper): logits; forward: also linear ops; all: also gradients, in fp16") \
+       "8-bit products (Ada or newer): logits; forward: also linear ops; all: also gradients, "    \
+       "in fp16")                                                                                  \
   SETTING("loss-scale", loss_scale, loss_scale, "fixed loss scale for fp16 [dynamic]")            \
   OPTIMIZER("loss-scale-window", loss_scale_window, "good steps before a dynamic scale doubles")  \
   TRAIN("graph", graph, "record the step as CUDA graphs")                                         \

@@ -755,7 +755,7 @@ static int g2zx_flags_of(g2z_bench *o, g2z_flag flags[G2ZX_FLAGS]) {
       SETTING(train, "optimizer", optimizer, t->optimizer.kind, "muon: for the blocks' matrices"),
       SETTING(train, "moments", moments, t->optimizer.moments_bf16, "type of AdamW's m and v"),
       TRAIN(train, "fp8", fp8,
-            "8-bit products (Hopper): logits; forward: also linear ops; all: also gradients. "
+            "8-bit products (Ada or newer): logits; forward: also linear ops; all: also gradients. "
             "In train not below 2048 tokens per micro-step, in bench at any size"),
       TRAIN(train, "recompute", recompute,
             "block: run forward again in backward, which saves memory"),

@@ -632,18 +632,39 @@ static void test_config_pairs(g2z_test *t) {
   CHECK_BAD(t, test_config_check(s, &config), "heads=16 x seq=32769 x seq is 17180917776");
   config.seq = 32768; /* 2^34 scores: the last four have the largest 32-bit index */
   CHECK_OK(t, test_config_check(s, &config));
-  static const char *const says[] = {NULL, "fp8=forward needs Hopper",
-                                     "newer; here is Tesla T4: take --optimizer adamw"};
-  for (int i = 0; i < 3; i++) { /* settings and an old GPU */
+  static const struct { /* settings and a GPU */
+    const char *gpu;
+    int fp8, bf16;
+    g2z_fp8 wanted;
+    g2z_optimizer optimizer;
+    int channels;
+    const char *says;
+  } suits[] = {
+      {"Tesla T4", 0, 0, G2Z_FP8_NONE, G2Z_OPTIMIZER_ADAMW, 1024, NULL},
+      {"Tesla T4", 0, 0, G2Z_FP8_FORWARD, G2Z_OPTIMIZER_ADAMW, 1024, "fp8=forward needs a GPU of "
+       "compute capability 8.9 or newer (Ada, Hopper, Blackwell)"},
+      {"Tesla T4", 0, 0, G2Z_FP8_NONE, G2Z_OPTIMIZER_MUON, 1024,
+       "newer; here is Tesla T4: take --optimizer adamw"},
+      {"RTX 4090", 16, 1, G2Z_FP8_LOGITS, G2Z_OPTIMIZER_ADAMW, 1024, NULL},
+      {"RTX 4090", 16, 1, G2Z_FP8_LOGITS, G2Z_OPTIMIZER_ADAMW, 1000,
+       "fp8=logits needs channels to be a multiple of 16 on RTX 4090; they are 1000"},
+      {"H200", 1, 1, G2Z_FP8_LOGITS, G2Z_OPTIMIZER_ADAMW, 1000, NULL}};
+  for (size_t i = 0; i < sizeof suits / sizeof *suits; i++) {
     g2z_device device;
     memset(&device, 0, sizeof device);
     device.kind = G2Z_DEVICE_CUDA;
-    snprintf(device.info.name, sizeof device.info.name, "Tesla T4");
-    config.fp8 = i == 1 ? G2Z_FP8_FORWARD : G2Z_FP8_NONE;
-    config.optimizer.kind = i == 2 ? G2Z_OPTIMIZER_MUON : G2Z_OPTIMIZER_ADAMW;
-    CHECK_STATUS(t, g2z__device_suits(s, &config, &device), i ? G2Z_UNSUPPORTED : G2Z_OK, s,
-                 says[i]);
+    device.info.fp8 = suits[i].fp8;
+    device.info.bf16 = suits[i].bf16;
+    snprintf(device.info.name, sizeof device.info.name, "%s", suits[i].gpu);
+    config.fp8 = suits[i].wanted;
+    config.optimizer.kind = suits[i].optimizer;
+    config.model.channels = suits[i].channels;
+    CHECK_STATUS(t, g2z__device_suits(s, &config, &device),
+                 suits[i].says ? G2Z_UNSUPPORTED : G2Z_OK, s, suits[i].says);
   }
+  config.model.channels = 1024;
+  config.fp8 = G2Z_FP8_NONE;
+  config.optimizer.kind = G2Z_OPTIMIZER_MUON;
   g2z_plan *plan;
   config.graph = 1;
   CHECK_STATUS(t, g2z_plan_create(s, &config, G2Z_DEVICE_CPU, 0, 1, 1, &plan), G2Z_UNSUPPORTED, s,
