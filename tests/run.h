@@ -703,7 +703,7 @@ static const char *const test_train_bad[][2] = {
     USELESS("sample-seed", "7", "with --sample-tokens 0"),
     {"--train $SHARD --init-from /nowhere/w --positions sines",
      "--positions has no effect with --init-from"},
-    USELESS("momentum", "0.9", "without --optimizer muon; give it, or remove --momentum"),
+    USELESS("momentum", "0.95", "without --optimizer muon; give it, or remove --momentum"),
     USELESS("adam-lr", "1e-3", "without --optimizer muon; give it, or remove --adam-lr"),
     USELESS("val-every", "1", "without --val; give --val GLOB"),
     USELESS("val-steps", "1", "without --val; give --val GLOB"),
