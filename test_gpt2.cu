@@ -203,6 +203,7 @@ static const g2z_test_entry test_table[] = {
     {"cuda_linear", "products with bias, GELU, residual, dropout, in 16 bits", test_cuda_linear},
     {"cuda_linear_wide", "the same in 32 bits", test_cuda_linear_wide},
     {"cuda_products", "our own products, whatever the timing", test_cuda_products},
+    {"cuda_gelu", "GELU and its slope of every number in fp16", test_cuda_gelu},
     {"cuda_tuning", "a tuning table is written, read and refused", test_cuda_tuning},
     {"cuda_scratch", "scratch takes one block, and one per graph", test_cuda_scratch},
     {"cuda_trap", "a kernel's fault in a timing trial is that product's", test_cuda_trap},
