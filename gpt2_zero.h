@@ -1031,6 +1031,8 @@ G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, c
  *   parameters                    act        once, from the master weights, in the update
  *   every op's output             act        once; inside an op everything is fp32
  *                                            (a CPU's norms, softmax and column sums: fp64)
+ *   GELU and its slope, Hopper    act        fp16 only: computed in fp16, within 0.0025 and 0.003
+ *                                            (up to inputs of 5)
  *   residual stream               act        after each addition
  *   LayerNorm mean, rstd          fp32       never rounded
  *   attention scores, softmax     fp32       lse is fp32; out is act. On tensor cores the weights
@@ -1048,7 +1050,9 @@ G2Z_API g2z_status g2z_shards_apart(g2z_services *services, const char *train, c
  *                                            inputs of 108 or more and weights, wte's too, of 13.5
  *                                            or more, which become 448: see g2z_report
  *   gradients that enter qkv,     e5m2       clamped to 57344. Weight gradients multiply them by
- *     attproj, fc, fcproj, fp8=all           the inputs in e4m3
+ *     attproj, fc, fcproj, fp8=all           the inputs in e4m3. fc's is also rounded to act before
+ *                                            the slope multiplies it; its bias gradient adds four
+ *                                            rows in act, the sums in fp32
  *   operands of the LM head's     e4m3       h times 2^9 over its row's sum of exponentials, wte
  *     gradients, fp8=all                     times 32; clamped to 448
  *     exponentials                e5m2       in dh a target's term is not rounded

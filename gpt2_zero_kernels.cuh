@@ -63,9 +63,9 @@
 
 struct g2z__lt_key;                 /* room k30: a shape */
 struct g2z__lt_product;             /* room k30: a shape and its algorithm */
-struct g2z__product_data;           /* room k42 */
-typedef void (*g2z__product_kernel)(CUtensorMap, CUtensorMap, CUtensorMap, CUtensorMap,
-                                    struct g2z__product_data);
+struct g2z__product_maps;           /* room k42 */
+struct g2z__product_data;
+typedef void (*g2z__product_kernel)(struct g2z__product_maps, struct g2z__product_data);
 
 /* The occupancy of a kernel, for one block size and one size of dynamic shared memory. */
 typedef struct g2z__kernel {
@@ -630,21 +630,28 @@ static __device__ inline float g2z__to_float(float x) { return x; }
 static __device__ inline float g2z__to_float(__half x) { return __half2float(x); }
 static __device__ inline float g2z__to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 
+/* Two numbers in fp16 as a word, and back. */
+static __device__ inline __half2 g2z__halves(uint32_t bits) {
+  __half2 pair;
+  memcpy(&pair, &bits, sizeof pair);
+  return pair;
+}
+static __device__ inline uint32_t g2z__bits(__half2 pair) {
+  uint32_t bits;
+  memcpy(&bits, &pair, sizeof bits);
+  return bits;
+}
+
 /* One instruction converts two neighbouring numbers. */
 template <typename A>
 struct g2z__pair_of;
 template <>
 struct g2z__pair_of<__half> {
   static __device__ inline float2 unpack(uint32_t bits) {
-    __half2 pair;
-    memcpy(&pair, &bits, sizeof pair);
-    return __half22float2(pair);
+    return __half22float2(g2z__halves(bits));
   }
   static __device__ inline uint32_t pack(float low, float high) {
-    __half2 pair = __floats2half2_rn(low, high);
-    uint32_t bits;
-    memcpy(&bits, &pair, sizeof bits);
-    return bits;
+    return g2z__bits(__floats2half2_rn(low, high));
   }
 };
 template <>
@@ -737,6 +744,37 @@ static __device__ inline uint2 g2z__pack_narrow(uint4 pack) {
       g2z__pair_narrow<A, E>(pack.z) | g2z__pair_narrow<A, E>(pack.w) << 16);
 }
 
+/* Rounds two pairs of fp16, or of fp32, to four numbers of E. */
+template <typename E>
+static __device__ inline uint32_t g2z__four_8(__half2 low, __half2 high) {
+  uint32_t four;
+  if constexpr (std::is_same<E, __nv_fp8_e4m3>::value)
+    asm("{\n.reg .b16 a, b;\n"
+        "cvt.rn.satfinite.e4m3x2.f16x2 a, %1;\ncvt.rn.satfinite.e4m3x2.f16x2 b, %2;\n"
+        "mov.b32 %0, {a, b};\n}"
+        : "=r"(four)
+        : "r"(g2z__bits(low)), "r"(g2z__bits(high)));
+  else
+    asm("{\n.reg .b16 a, b;\n"
+        "cvt.rn.satfinite.e5m2x2.f16x2 a, %1;\ncvt.rn.satfinite.e5m2x2.f16x2 b, %2;\n"
+        "mov.b32 %0, {a, b};\n}"
+        : "=r"(four)
+        : "r"(g2z__bits(low)), "r"(g2z__bits(high)));
+  return four;
+}
+
+template <typename E>
+static __device__ inline uint32_t g2z__four_8(float2 low, float2 high) {
+  static_assert(std::is_same<E, __nv_fp8_e5m2>::value, "no other type is needed");
+  uint32_t four;
+  asm("{\n.reg .b16 a, b;\n"
+      "cvt.rn.satfinite.e5m2x2.f32 a, %2, %1;\ncvt.rn.satfinite.e5m2x2.f32 b, %4, %3;\n"
+      "mov.b32 %0, {a, b};\n}"
+      : "=r"(four)
+      : "f"(low.x), "f"(low.y), "f"(high.x), "f"(high.y));
+  return four;
+}
+
 /* Sets bit 7 of each byte that is 448, e4m3's largest number, or NaN. */
 static __device__ inline uint32_t g2z__clamped(uint32_t four) {
   return ((four & 0x7f7f7f7fu) + 0x02020202u) & 0x80808080u;
@@ -762,19 +800,8 @@ static __device__ inline int g2z__token_at(int block, int g, int i) {
   return block / 4 * 128 + i / 2 * 64 + block % 4 * 16 + i % 2 * 8 + g;
 }
 
-/* The order of words in rows of 8-bit exponentials: the 16 of 64 words that a lane of room k42's
- * product holds are adjacent. word_of(): the word in a place. */
-static __device__ inline int g2z__word_at(int i) {
-  return i / 64 * 64 + i % 8 / 2 * 16 + i % 64 / 8 * 2 + i % 2;
-}
-static __device__ inline int g2z__word_of(int place) {
-  return place / 64 * 64 + place % 16 / 2 * 8 + place % 64 / 16 * 2 + place % 2;
-}
-
 /* Eight warps store 32 tokens of 256 columns from `first` on as 8-bit columns. Warp g holds the
- * tokens g2z__token_at(block, g, 0..3); each lane holds 8 columns of them. WORDS: the columns are
- * words, which the lanes hold in the order of g2z__word_at. */
-template <int WORDS = 0>
+ * tokens g2z__token_at(block, g, 0..3); each lane holds 8 columns of them. */
 static __device__ inline void g2z__columns_put(uint8_t *columns, const uint2 (&eight)[4], int block,
                                                int first, int n, int C) {
   __shared__ uint32_t words[8][8][36]; /* [column % 8][g][column / 8]: 4 tokens of a column */
@@ -798,7 +825,6 @@ static __device__ inline void g2z__columns_put(uint8_t *columns, const uint2 (&e
 #pragma unroll
   for (int turn = 0; turn < 2; turn++) { /* two lanes write 32 bytes of a column */
     int pack = turn * 16 + lane / 2, part = lane % 2 * 4, at = first + pack * 8 + g;
-    if (WORDS) at = g2z__word_of(at);
     uint4 four = make_uint4(words[g][part][pack], words[g][part + 1][pack],
                             words[g][part + 2][pack], words[g][part + 3][pack]);
     if (at < C)
@@ -2760,12 +2786,12 @@ struct g2z__narrow_list {
 
 /* g2z_k_narrow_weights: columns = w^T, rows = w, both times G2Z__E4M3_W, in e4m3; up to 4 weights.
  *   w        [K,O] A in   K % 8 == 0, O % 8 == 0
- *   columns  rows of K numbers in e4m3, out; with WORDS in the order of g2z__word_at, K % 64 == 0
+ *   columns  rows of K numbers in e4m3, out
  *   rows     rows of O numbers in e4m3, out; or NULL
  * Launch  a block of 256 threads per 64 x 64 numbers
  * Cost    3 or 4 K O bytes: the four weights of a layer of GPT-2 124M are 28 MB
  * Oracle  g2z__cpu_linear_fwd; tests cuda_linear, cuda_fp8 */
-template <typename A, int WORDS>
+template <typename A>
 static __global__ void __launch_bounds__(256) g2z_k_narrow_weights(g2z__narrow_list list) {
   __shared__ alignas(16) uint8_t tile[64][80]; /* [o][i]; 16 bytes of padding per row */
   int which = 0, first = 0;
@@ -2787,7 +2813,6 @@ static __global__ void __launch_bounds__(256) g2z_k_narrow_weights(g2z__narrow_l
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     int pack = (int)threadIdx.x % 8, i = half * 32 + (int)threadIdx.x / 8, o = pack * 8;
-    int place = WORDS ? g2z__word_at(i) : i;
     float value[8] = {};
     const A *row = w + (size_t)(first_i + i) * (size_t)O + first_o;
     if (first_i + i < I && first_o + o < O) g2z__unpack<A>(value, g2z__get(row, (size_t)pack));
@@ -2798,7 +2823,7 @@ static __global__ void __launch_bounds__(256) g2z_k_narrow_weights(g2z__narrow_l
     g2z__count_clamped(list.clamped, {eight});
 #pragma unroll
     for (int j = 0; j < 8; j++)
-      tile[o + j][place] = (uint8_t)((j < 4 ? eight.x : eight.y) >> (j % 4 * 8));
+      tile[o + j][i] = (uint8_t)((j < 4 ? eight.x : eight.y) >> (j % 4 * 8));
   }
   __syncthreads();
   int o = (int)threadIdx.x / 4, i = (int)threadIdx.x % 4 * 16;
@@ -2807,7 +2832,7 @@ static __global__ void __launch_bounds__(256) g2z_k_narrow_weights(g2z__narrow_l
         *reinterpret_cast<const uint4 *>(&tile[o][i]);
 }
 
-template <typename A, int WORDS = 0>
+template <typename A>
 static g2z_status g2z__narrow_launch(g2z_device *device, const g2z_narrow_weight *weights,
                                      int count) {
   g2z__narrow_list list = {};
@@ -2819,7 +2844,7 @@ static g2z_status g2z__narrow_launch(g2z_device *device, const g2z_narrow_weight
     tiles += (int)(g2z__blocks((size_t)x->K, 64) * g2z__blocks((size_t)x->O, 64));
     list.tiles[list.count] = tiles;
   }
-  return g2z__launch(device, "g2z_k_narrow_weights", g2z_k_narrow_weights<A, WORDS>,
+  return g2z__launch(device, "g2z_k_narrow_weights", g2z_k_narrow_weights<A>,
                      (unsigned)tiles, 256, 0, list);
 }
 
@@ -5300,16 +5325,16 @@ struct g2z__tensor {
   const void *at;
   CUtensorMapDataType type;
   int rank;
-  cuuint64_t sizes[4];
-  cuuint64_t strides[3];         /* bytes; of every dimension except the innermost */
-  cuuint32_t box[4];
+  cuuint64_t sizes[5];
+  cuuint64_t strides[4];         /* bytes; of every dimension except the innermost */
+  cuuint32_t box[5];
   CUtensorMapSwizzle swizzle;
 };
 
 /* Makes TMA's description of a tensor. */
 static g2z_status g2z__tensor_map(g2z_device *device, CUtensorMap *map, const g2z__tensor *x) {
   g2z__cuda *cuda = g2z__cuda_of(device);
-  cuuint32_t steps[4] = {1, 1, 1, 1};
+  cuuint32_t steps[5] = {1, 1, 1, 1, 1};
   CUresult result = CUDA_ERROR_NOT_FOUND;
   if (!cuda->encode)
     cuda->encode =
@@ -5869,7 +5894,7 @@ static g2z_status g2z_cuda_draw(g2z_device *device, const g2z_draw *op) {
  * whose sums fill 192 registers of each thread, while the other finishes and stores its tile. One
  * thread of a third warpgroup keeps loads of four blocks of 64 terms in flight, of 128 in 8 bits.
  * Tiles have room k41's layout. The right operand is read by columns if it is [K,M], by rows if
- * [M,K]. Clusters that share a load (multicast) gain nothing: the tensor cores are the limit. */
+ * [M,K]. Clusters of two that share the right operand (multicast) take 1.2 to 1.7 times as long. */
 
 static_assert(G2Z__PRODUCT_ROWS == 128, "a tile is two wgmmas of 64 rows");
 #define G2Z__PRODUCT_STAGES 4
@@ -5885,13 +5910,20 @@ typedef enum g2z__finish {
   G2Z__FINISH_GELU,              /* GELU of the sums plus bias; its slope goes to `other` */
   G2Z__FINISH_TIMES,             /* the sums times `other`; also the output's column sums */
   G2Z__FINISH_SOFTMAX,           /* exponentials of the sums; also row sums, largest exponents */
-  /* The same in 8 bits, as rows and as columns. N % 128 == 0, M % 16 == 0: */
+  /* The same in 8 bits, as rows and as columns. N % 128 == 0, M % 64 == 0: */
   G2Z__FINISH_GELU_8,            /* e4m3 */
   G2Z__FINISH_TIMES_8,           /* e5m2 */
-  G2Z__FINISH_SOFTMAX_8          /* e5m2; M % 64 == 0; rows in the order of g2z__word_at */
+  G2Z__FINISH_SOFTMAX_8          /* e5m2 */
 } g2z__finish;
 template <g2z__finish FINISH, g2z__finish PLAIN> /* PLAIN, or the same in 8 bits */
 static constexpr bool g2z__is = FINISH == PLAIN || FINISH == PLAIN + 3;
+/* In the 8-bit forms columns are dealt to four lanes: row 8 h + 2 t + b of 64 rows of the right
+ * operand's tile is column 16 t + 2 h + b. So lane t holds 16 neighbouring columns, 16 bytes. */
+template <g2z__finish FINISH>
+static constexpr bool g2z__deals = FINISH >= G2Z__FINISH_GELU_8;
+static __device__ inline int g2z__dealt(int row) {
+  return row / 64 * 64 + row % 8 / 2 * 16 + row % 64 / 8 * 2 + row % 2;
+}
 /* Terms in a block, which is 128 bytes of each row. E is the left operand's type. The right operand
  * has the same type, except e4m3 when E is e5m2. */
 template <typename E>
@@ -5908,7 +5940,7 @@ typedef struct g2z__product_data {
   int N, K, M, slabs;
   int down, across;              /* tiles per column and per row of the output */
   int stripe;                    /* PRODUCT_STRIPE or SOFTMAX_STRIPE */
-  uint8_t *narrow;               /* with GELU [N,M] E or NULL; with *_8 [N,M], then [M,N] */
+  uint8_t *narrow;               /* with GELU [N,M] E or NULL */
   double *clamped;               /* with GELU in e4m3: counts the numbers in narrow; or NULL */
 } g2z__product_data;
 
@@ -5919,17 +5951,39 @@ struct g2z__product_shared {
     STAGE = LEFT + G2Z__PRODUCT_COLUMNS * 128,
     STAGING = G2Z__PRODUCT_STAGES * STAGE,
     WARP = G2Z__PRODUCT_PIECES * G2Z__PRODUCT_PIECE,
-    BYTES = STAGING + 8 * WARP + 1024
+    BYTES = STAGING + 8 * WARP + 1024,
+    SLOT = 2 * WARP /* of a warpgroup's two, if columns are dealt: 128 rows of 64 numbers of A */
   };
 };
+
+typedef struct g2z__product_maps {
+  CUtensorMap left, right, out, other;
+  CUtensorMap columns;           /* of dealt columns; then `out` has rows of 8-bit numbers */
+} g2z__product_maps;
 
 typedef struct g2z__product_barriers {
   uint64_t full[G2Z__PRODUCT_STAGES], empty[G2Z__PRODUCT_STAGES];
   uint64_t other[8][G2Z__PRODUCT_PIECES]; /* per warp: a piece of `other` has landed */
+  uint64_t slope[2][2];          /* per warpgroup: a slope has landed in a slot */
 } g2z__product_barriers;
 
 /* ----- copies ------------------------------------------------------------ */
 
+/* Copies a box of dealt columns, 64 at a time. */
+static __device__ inline void g2z__copy_dealt(uint32_t to, const CUtensorMap *map, int k,
+                                              int column, const uint64_t *full) {
+  asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+               "[%0], [%1, {%2, %4, %4, %4, %3}], [%5];" ::"r"(to),
+               "l"(map), "r"(k), "r"(column / 64), "r"(0), "r"(g2z__shared_at(full))
+               : "memory");
+}
+static __device__ inline void g2z__store_dealt(const CUtensorMap *map, int row, int column,
+                                               uint32_t from) {
+  asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group "
+               "[%0, {%1, %3, %3, %3, %2}], [%4];" ::"l"(map),
+               "r"(row), "r"(column / 64), "r"(0), "r"(from)
+               : "memory");
+}
 static __device__ inline void g2z__store_box(const CUtensorMap *map, int column, int row,
                                              uint32_t from) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::
@@ -5979,7 +6033,7 @@ static __device__ inline bool g2z__product_skips(const g2z__product_data &x,
 /* One thread loads all blocks of all tiles of this multiprocessor. */
 template <typename E, g2z__finish FINISH, g2z__by BY>
 static __device__ inline void g2z__product_load(const g2z__product_data &x, uint32_t shared,
-                                                const CUtensorMap *left, const CUtensorMap *right,
+                                                const g2z__product_maps &maps,
                                                 const g2z__product_barriers *barriers) {
   typedef g2z__product_shared S;
   g2z__ring<G2Z__PRODUCT_STAGES> ring = {0, 0};
@@ -5991,13 +6045,15 @@ static __device__ inline void g2z__product_load(const g2z__product_data &x, uint
       uint32_t to = shared + (uint32_t)(ring.stage * S::STAGE);
       g2z__barrier_wait(barriers->empty + ring.stage, ring.phase ^ 1);
       g2z__barrier_expect(full, S::STAGE);
-      g2z__copy_box(to, left, k, at.row, full);
+      g2z__copy_box(to, &maps.left, k, at.row, full);
       to += S::LEFT;
-      if (BY == G2Z__BY_ROWS) g2z__copy_box(to, right, k, at.column, full);
+      if (g2z__deals<FINISH>) g2z__copy_dealt(to, &maps.right, k, at.column, full);
+      else if (BY == G2Z__BY_ROWS) g2z__copy_box(to, &maps.right, k, at.column, full);
       else
 #pragma unroll
         for (int n = 0; n < G2Z__PRODUCT_COLUMNS; n += 64)
-          g2z__copy_box(to + (uint32_t)(n / 64 * G2Z__TILE_BYTES), right, at.column + n, k, full);
+          g2z__copy_box(to + (uint32_t)(n / 64 * G2Z__TILE_BYTES), &maps.right, at.column + n, k,
+                        full);
     }
   }
 }
@@ -6058,6 +6114,34 @@ static __device__ inline void g2z__product_step(float (&c)[2][24][4], uint32_t s
 
 /* ----- the epilogue ------------------------------------------------------ */
 
+/* GELU in pairs of fp16 takes a quarter of its input: z = x / 4. */
+template <typename A, g2z__finish FINISH>
+static constexpr bool g2z__quarters =
+    std::is_same<A, __half>::value && g2z__is<FINISH, G2Z__FINISH_GELU>;
+
+/* FACTOR times GELU of x = 4 z, and its slope, of two numbers at once; FACTOR is a power of two.
+ * With t = tanh u (see g2z__k_gelu) GELU is 2 z (1 + t), its slope (1 + t) / 2 + 2 z u' (1 - t^2).
+ * u / x and u' keep their values at |x| = 4 for larger x, because z^2 saturates at 1: t is 1 there,
+ * or the number before 1, and no product overflows. tanh truncates t, so that t^2 is too small by
+ * |t| 2^-11 on average: hence 1 - 2^-11 in place of 1.
+ * Error   GELU 2.4e-3, the slope 3e-3 if |x| < 5; test cuda_gelu computes all numbers in fp16 */
+template <int FACTOR>
+static __device__ inline __half2 g2z__gelu_halves(__half2 z, __half2 &slope) {
+  constexpr float RATE = 0.7978845608028654f, CUBE = RATE * 0.044715f;
+  const __half2 half = __float2half2_rn(0.5f), twice = __float2half2_rn(2 * FACTOR);
+  const __half2 square = __hmul2_sat(z, z); /* x^2 / 16 */
+  const __half2 ratio =
+      __hfma2(square, __float2half2_rn(64 * CUBE), __float2half2_rn(4 * RATE)); /* u / z */
+  uint32_t bits = g2z__bits(__hmul2(z, ratio));
+  asm("tanh.approx.f16x2 %0, %0;" : "+r"(bits));
+  const __half2 t = g2z__halves(bits);
+  const __half2 steep =
+      __hfma2(square, __float2half2_rn(96 * CUBE), __float2half2_rn(2 * RATE)); /* 2 u' */
+  const __half2 rest = __hfma2_sat(__hneg2(t), t, __float2half2_rn(1 - 0x1p-11f));
+  slope = __hfma2(z, __hmul2(steep, rest), __hfma2(t, half, half));
+  return __hmul2(z, __hfma2(t, twice, twice));
+}
+
 /* Softmax state of two rows of a thread, 8 apart. */
 struct g2z__product_two_rows {
   float unit[2], reference[2], sum[2], largest[2];
@@ -6072,6 +6156,11 @@ struct g2z__product_warp {
   uint32_t bias[3];              /* per 64 columns: for columns 2 lane and 2 lane + 1 */
   g2z__product_two_rows rows[2]; /* with SOFTMAX: in the tile's first and last 64 rows */
   g2z__ring<G2Z__PRODUCT_PIECES> asked, used;
+  /* If columns are dealt: */
+  uint32_t slots;                /* the warpgroup's two slots */
+  const uint64_t *slope;         /* [2] */
+  int first;                     /* 1: this thread starts the warpgroup's copies */
+  g2z__ring<2> slot;
 };
 
 /* Loads pieces first ... last - 1 of `other`. Pieces 0 and 1 are the upper and lower half of the
@@ -6087,123 +6176,119 @@ static __device__ inline void g2z__product_ask(g2z__product_warp &warp, const CU
   }
 }
 
+/* The exponential of an exponent, after it is added to the softmax of its row. */
+static __device__ inline float g2z__product_exponential(g2z__product_two_rows &rows, int half,
+                                                        float exponent) {
+  exponent -= rows.reference[half];
+  rows.largest[half] = fmaxf(rows.largest[half], exponent);
+  exponent = g2z__exp2(exponent);
+  rows.sum[half] += exponent;
+  return exponent;
+}
+
 /* Finishes 16 rows of 64 columns: group `group` of the tile's three. `other` is input with ADD and
- * TIMES, and the slope with GELU. `out` gets pairs of A; with *_8, pairs of 8-bit numbers. */
+ * TIMES, and the slope with GELU. `out` gets pairs of A. */
 template <typename A, typename E, g2z__finish FINISH>
 static __device__ __forceinline__ void
 g2z__product_piece(uint32_t (&out)[4][4], uint32_t (&other)[4][4], float (&sums)[16],
                    g2z__product_two_rows &rows, const float (&c)[24][4], int group,
                    const g2z__product_warp &warp) {
   typedef g2z__pair_of<A> P;
+  constexpr float UNIT =
+      (sizeof(E) == 1 ? g2z__product_unit<E> : 1) / (g2z__quarters<A, FINISH> ? 4 : 1);
 #pragma unroll
   for (int n = 0; n < 8; n++) {
     float v[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) v[i] = c[group * 8 + n][i];
-    if constexpr (g2z__is<FINISH, G2Z__FINISH_SOFTMAX>) {
+    if constexpr (FINISH == G2Z__FINISH_SOFTMAX) {
 #pragma unroll
-      for (int i = 0; i < 4; i++) {
-        v[i] = v[i] * (sizeof(E) == 1 ? rows.unit[i / 2] : G2Z__LOG2E) - rows.reference[i / 2];
-        rows.largest[i / 2] = fmaxf(rows.largest[i / 2], v[i]);
-        v[i] = g2z__exp2(v[i]);
-        rows.sum[i / 2] += v[i];
-      }
-    } else if constexpr (sizeof(E) == 1) {
+      for (int i = 0; i < 4; i++)
+        v[i] = g2z__product_exponential(
+            rows, i / 2, v[i] * (sizeof(E) == 1 ? rows.unit[i / 2] : G2Z__LOG2E));
+    } else if constexpr (FINISH == G2Z__FINISH_TIMES) {
 #pragma unroll
-      for (int i = 0; i < 4; i++) v[i] *= g2z__product_unit<E>;
-    }
-    if constexpr (!g2z__is<FINISH, G2Z__FINISH_SOFTMAX> && !g2z__is<FINISH, G2Z__FINISH_TIMES>) {
+      for (int i = 0; i < 4; i++) v[i] *= UNIT;
+    } else {
       float2 bias =
           P::unpack(__shfl_sync(G2Z__ALL_LANES, warp.bias[group], n * 4 + g2z__lane() % 4));
 #pragma unroll
-      for (int i = 0; i < 4; i++) v[i] += i % 2 ? bias.y : bias.x;
+      for (int i = 0; i < 4; i++) v[i] = v[i] * UNIT + (i % 2 ? bias.y : bias.x);
     }
 #pragma unroll
     for (int half = 0; half < 2; half++) { /* the upper and lower 8 rows: a pair of each */
       float low = v[2 * half], high = v[2 * half + 1];
-      uint32_t &more = other[n / 2][n % 2 * 2 + half];
-      if constexpr (FINISH == G2Z__FINISH_ADD) {
-        float2 add = P::unpack(more);
-        low += add.x;
-        high += add.y;
-      } else if constexpr (g2z__is<FINISH, G2Z__FINISH_GELU>) {
-        float slope_low, slope_high;
-        low = g2z__k_gelu(low, slope_low);
-        high = g2z__k_gelu(high, slope_high);
-        more = P::pack(slope_low, slope_high);
-      } else if constexpr (g2z__is<FINISH, G2Z__FINISH_TIMES>) {
-        float2 by = P::unpack(more);
-        low *= by.x;
-        high *= by.y;
-        /* e5m2 clamps what overflows A. The bias gradient shows it, so the step is skipped. */
-        if constexpr (FINISH == G2Z__FINISH_TIMES_8) by = P::unpack(P::pack(low, high));
-        else by = make_float2(low, high);
-        sums[2 * n] += by.x;
-        sums[2 * n + 1] += by.y;
+      uint32_t &more = other[n / 2][n % 2 * 2 + half], &pair = out[n / 2][n % 2 * 2 + half];
+      if constexpr (g2z__quarters<A, FINISH>) {
+        __half2 slope;
+        pair = g2z__bits(g2z__gelu_halves<1>(__floats2half2_rn(low, high), slope));
+        more = g2z__bits(slope);
+      } else {
+        if constexpr (FINISH == G2Z__FINISH_ADD) {
+          float2 add = P::unpack(more);
+          low += add.x;
+          high += add.y;
+        } else if constexpr (FINISH == G2Z__FINISH_GELU) {
+          float slope_low, slope_high;
+          low = g2z__k_gelu(low, slope_low);
+          high = g2z__k_gelu(high, slope_high);
+          more = P::pack(slope_low, slope_high);
+        } else if constexpr (FINISH == G2Z__FINISH_TIMES) {
+          float2 by = P::unpack(more);
+          low *= by.x;
+          high *= by.y;
+          sums[2 * n] += low;
+          sums[2 * n + 1] += high;
+        }
+        pair = P::pack(low, high);
       }
-      uint32_t &pair = out[n / 2][n % 2 * 2 + half];
-      if constexpr (FINISH == G2Z__FINISH_SOFTMAX_8)
-        pair = g2z__pair_8<__nv_fp8_e5m2>(make_float2(low, high), 1);
-      else if constexpr (FINISH >= G2Z__FINISH_GELU_8)
-        pair = g2z__pair_narrow<A, E>(P::pack(low, high));
-      else pair = P::pack(low, high);
     }
   }
 }
 
-/* 8 columns in 8 bits: a pair and the pair 8 rows below. y has pairs of A; with
- * EIGHT, pairs of 8-bit numbers. */
-template <typename A, typename E, int EIGHT>
+/* 8 columns of pairs of A in 8 bits: a pair and the pair 8 rows below. */
+template <typename A, typename E>
 static __device__ inline uint32_t g2z__product_pairs(const uint32_t (&y)[4][4], int n) {
   const uint32_t *two = y[n / 2] + n % 2 * 2;
-  if constexpr (EIGHT) return two[0] | two[1] << 16;
-  else return g2z__pair_narrow<A, E>(two[0]) | g2z__pair_narrow<A, E>(two[1]) << 16;
+  return g2z__pair_narrow<A, E>(two[0]) | g2z__pair_narrow<A, E>(two[1]) << 16;
 }
 
-/* Counts what is clamped among the numbers that g2z__product_narrow stores. It does not store rows
- * beyond N, which hold GELU of the bias. GELU's negative numbers are small: adding 2 to a byte sets
- * its bit 7 only if it was 0x7e, or NaN. So the test takes two instructions for four numbers. */
-template <typename A, typename E, int EIGHT>
-static __device__ inline void g2z__product_clamped(const g2z__product_data &x,
-                                                   const uint32_t (&y)[4][4], int row) {
-  uint32_t some = 0;
-#pragma unroll
-  for (int n = 0; n < 8; n++) {
-    const uint32_t four = g2z__product_pairs<A, E, EIGHT>(y, n);
-    some |= (four + 0x02020202u) & ~four;
-  }
-  if (!(some & 0x80808080u)) return;
-  uint2 eight[4];
-  row += g2z__lane() / 4;
-  const uint32_t upper = row < x.N ? 0xffffu : 0;
-  const uint32_t lower = row + 8 < x.N ? 0xffff0000u : 0;
-  const uint32_t stored = upper | lower;
-#pragma unroll
-  for (int n = 0; n < 4; n++)
-    eight[n] = make_uint2(g2z__product_pairs<A, E, EIGHT>(y, 2 * n) & stored,
-                          g2z__product_pairs<A, E, EIGHT>(y, 2 * n + 1) & stored);
-  g2z__count_clamped(x.clamped, eight);
-}
-
-/* Stores 16 rows of 64 columns in 8 bits to x.narrow. Four lanes exchange their pairs, so that each
- * writes 8 bytes of a row and the four write 32 adjacent bytes. */
-template <typename A, typename E, int EIGHT>
+/* Stores 16 rows of 64 columns in e4m3 in x.narrow, too. Four lanes exchange their pairs, so that
+ * each writes 8 bytes of a row and the four write 32 adjacent bytes. Counts what is clamped; not in
+ * rows beyond N, which hold GELU of the bias. GELU's negative numbers are small: adding 2 to a byte
+ * sets its bit 7 only if it was 0x7e, or NaN: two instructions test four numbers. */
+template <typename A, typename E>
 static __device__ inline void g2z__product_narrow(const g2z__product_data &x,
                                                   const uint32_t (&y)[4][4], int row, int column) {
-  if (!EIGHT && !x.narrow) return;
-  if constexpr (std::is_same<E, __nv_fp8_e4m3>::value)
-    g2z__product_clamped<A, E, EIGHT>(x, y, row);
+  if (!x.narrow) return;
+  uint32_t fours[8], some = 0;
+  row += g2z__lane() / 4;
+#pragma unroll
+  for (int n = 0; n < 8; n++) {
+    fours[n] = g2z__product_pairs<A, E>(y, n);
+    some |= (fours[n] + 0x02020202u) & ~fours[n];
+  }
+  if (some & 0x80808080u) {
+    const uint32_t upper = row < x.N ? 0xffffu : 0;
+    const uint32_t lower = row + 8 < x.N ? 0xffff0000u : 0;
+    const uint32_t stored = upper | lower;
+    uint2 eight[4];
+#pragma unroll
+    for (int n = 0; n < 4; n++)
+      eight[n] = make_uint2(fours[2 * n] & stored, fours[2 * n + 1] & stored);
+    g2z__count_clamped(x.clamped, eight);
+  }
 #pragma unroll
   for (int half = 0; half < 2; half++) { /* 32 columns each */
     uint32_t words[4];
 #pragma unroll
-    for (int n = 0; n < 4; n++) words[n] = g2z__product_pairs<A, E, EIGHT>(y, half * 4 + n);
+    for (int n = 0; n < 4; n++) words[n] = fours[half * 4 + n];
     g2z__transpose<1>(words);
     int at = column + half * 32 + g2z__lane() % 4 * 8;
 #pragma unroll
     for (int below = 0; below < 2; below++) {
       unsigned pick = below ? 0x7632 : 0x5410; /* the upper or lower halves of two words */
-      int to = row + below * 8 + g2z__lane() / 4;
+      int to = row + below * 8;
       uint2 put = make_uint2(__byte_perm(words[0], words[1], pick),
                              __byte_perm(words[2], words[3], pick));
       if (to < x.N && at < x.M)
@@ -6212,33 +6297,15 @@ static __device__ inline void g2z__product_narrow(const g2z__product_data &x,
   }
 }
 
-/* Stores 64 columns of a warp's 32 rows in 8 bits, in x.narrow after the rows. A lane has 4 tokens
- * of a column, in the order of g2z__token_at: 8 lanes store 32 adjacent bytes. */
-static __device__ inline void g2z__product_narrow_columns(const g2z__product_data &x,
-                                                          const uint32_t (&pairs)[2][8], int row,
-                                                          int column) {
-  const size_t N = (size_t)x.N, lane = (size_t)g2z__lane();
-  column += g2z__lane() % 4 * 2;
-  uint8_t *to = x.narrow + (N * (size_t)x.M + (size_t)column * N) +
-                ((size_t)(row / 128 * 128 + row % 64 * 2) + lane / 4 * 4);
-#pragma unroll
-  for (int n = 0; n < 8; n++, to += 8 * N) {
-    if (column + n * 8 >= x.M) return;
-    *reinterpret_cast<uint32_t *>(to) = __byte_perm(pairs[0][n], pairs[1][n], 0x6420);
-    *reinterpret_cast<uint32_t *>(to + N) = __byte_perm(pairs[0][n], pairs[1][n], 0x7531);
-  }
-}
-
-/* Finishes 64 columns of the tile and stores them in `out`, or in 8 bits in x.narrow. Their stores
- * are issued together, because the fence before them takes as long for one piece as for four. */
+/* Finishes 64 columns of the tile and stores them in `out`. Their stores are issued together,
+ * because the fence before them takes as long for one piece as for four. */
 template <typename A, typename E, g2z__finish FINISH>
 static __device__ __forceinline__ void
 g2z__product_columns(const g2z__product_data &x, float (&sums)[16], const float (&c)[2][24][4],
-                     int group, g2z__product_warp &warp, const CUtensorMap *out,
-                     const CUtensorMap *other) {
-  constexpr int READS = FINISH == G2Z__FINISH_ADD || g2z__is<FINISH, G2Z__FINISH_TIMES>;
-  constexpr int TWO = g2z__is<FINISH, G2Z__FINISH_GELU>, EIGHT = FINISH >= G2Z__FINISH_GELU_8;
-  uint32_t to[2], pairs[2][8];
+                     int group, g2z__product_warp &warp, const g2z__product_maps &maps) {
+  constexpr int READS = FINISH == G2Z__FINISH_ADD || FINISH == G2Z__FINISH_TIMES;
+  constexpr int TWO = FINISH == G2Z__FINISH_GELU;
+  uint32_t to[2];
   g2z__reader reader = g2z__reader_b_transposed<64>();
 #pragma unroll
   for (int m = 0; m < 2; m++) {
@@ -6255,14 +6322,12 @@ g2z__product_columns(const g2z__product_data &x, float (&sums)[16], const float 
         g2z__read_b(z[n], g2z__tile_at<64>(to[m], reader, 0, n * 16));
     }
     g2z__product_piece<A, E, FINISH>(y, z, sums, warp.rows[m], c[m], group, warp);
-    if constexpr (sizeof(E) == 1 && (TWO || g2z__is<FINISH, G2Z__FINISH_TIMES>))
-      g2z__product_narrow<A, E, EIGHT>(x, y, warp.row + m * 64, warp.column + group * 64);
-#pragma unroll
-    for (int n = 0; EIGHT && n < 8; n++) pairs[m][n] = g2z__product_pairs<A, E, EIGHT>(y, n);
+    if constexpr (sizeof(E) == 1 && TWO)
+      g2z__product_narrow<A, E>(x, y, warp.row + m * 64, warp.column + group * 64);
     if (READS && m == 0 && group == 1) { /* group 0's stores free the slots for group 2 */
       if (g2z__lane() == 0) g2z__stores_have_read<0>();
       __syncwarp();
-      g2z__product_ask(warp, other, 4, 6);
+      g2z__product_ask(warp, &maps.other, 4, 6);
     }
     if (!READS && m == 0) { /* group 0 reuses the slots of the last tile's group 2 */
       if (g2z__lane() == 0) {
@@ -6271,19 +6336,17 @@ g2z__product_columns(const g2z__product_data &x, float (&sums)[16], const float 
       }
       __syncwarp();
     }
-    if (!EIGHT) g2z__write_a(to[m], 0, y);
+    g2z__write_a(to[m], 0, y);
     if (TWO) g2z__write_a(to[m] + G2Z__PRODUCT_PIECE, 0, z);
   }
-  if (EIGHT) g2z__product_narrow_columns(x, pairs, warp.row, warp.column + group * 64);
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  g2z__fence_async();
   __syncwarp();
   if (g2z__lane() == 0) {
 #pragma unroll
     for (int m = 0; m < 2; m++) {
-      if (!EIGHT)
-        g2z__store_box(out, warp.column + group * 64, warp.row + m * 64, to[m]);
+      g2z__store_box(&maps.out, warp.column + group * 64, warp.row + m * 64, to[m]);
       if (TWO)
-        g2z__store_box(other, warp.column + group * 64, warp.row + m * 64,
+        g2z__store_box(&maps.other, warp.column + group * 64, warp.row + m * 64,
                        to[m] + G2Z__PRODUCT_PIECE);
     }
     g2z__stores_commit();
@@ -6291,37 +6354,171 @@ g2z__product_columns(const g2z__product_data &x, float (&sums)[16], const float 
   __syncwarp();
 }
 
-/* Finishes 64 columns of exponentials and stores them in x.narrow. For each of its rows a lane
- * stores 16 words at once, in the order of g2z__word_at. */
-template <typename A, typename E>
-static __device__ __forceinline__ void
-g2z__product_exponentials(const g2z__product_data &x, const float (&c)[2][24][4], int group,
-                          g2z__product_warp &warp) {
-  const int lane = g2z__lane(), column = warp.column + group * 64;
-  const size_t M = (size_t)x.M;
-  uint32_t pairs[2][8];
+/* ----- the epilogue in 8 bits -------------------------------------------- */
+
+/* 16 bytes of shared memory, and 4. */
+static __device__ inline void g2z__tile_get(uint32_t *to, uint32_t at) {
+  uint4 pack = g2z__tile_get(at);
+  to[0] = pack.x;
+  to[1] = pack.y;
+  to[2] = pack.z;
+  to[3] = pack.w;
+}
+static __device__ inline void g2z__tile_put(uint32_t at, const uint32_t *from) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(from[0]), "r"(from[1]),
+               "r"(from[2]), "r"(from[3])
+               : "memory");
+}
+static __device__ inline void g2z__word_put(uint32_t at, uint32_t word) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(word) : "memory");
+}
+
+/* Counts what is clamped, if `most`, the largest results times G2Z__E4M3_X, says that something is:
+ * 432 and more round to 448. */
+static __device__ inline void g2z__product_count(const g2z__product_data &x, __half2 most,
+                                                 const uint32_t (&fours)[2][8]) {
+  const float2 two = __half22float2(most);
+  if (two.x < 432 && two.y < 432) return;
+  uint2 eight[8];
 #pragma unroll
-  for (int m = 0; m < 2; m++) {
-    uint32_t y[4][4], none[4][4];
-    float sums[16];
-    g2z__product_piece<A, E, G2Z__FINISH_SOFTMAX_8>(y, none, sums, warp.rows[m], c[m], group, warp);
+  for (int n = 0; n < 8; n++) eight[n] = make_uint2(fours[0][n], fours[1][n]);
+  g2z__count_clamped(x.clamped, eight);
+}
+
+/* Loads the slope of the tile's 64 columns number `group` into a slot. */
+static __device__ inline void g2z__product_ask_slope(const g2z__product_warp &warp,
+                                                     const g2z__product_maps &maps, int slot,
+                                                     int group) {
+  const int row = warp.row / G2Z__PRODUCT_ROWS * G2Z__PRODUCT_ROWS;
+  g2z__barrier_expect(warp.slope + slot, g2z__product_shared::SLOT);
+  g2z__copy_box(warp.slots + (uint32_t)(slot * g2z__product_shared::SLOT), &maps.other,
+                warp.column + group * 64, row, warp.slope + slot);
+}
+
+/* Finishes 32 rows of 64 columns. fours[m][n] gets the pairs of rows g and g + 8 of columns
+ * 16 t + 2 n in 8 bits. slope[2 m + half][n] is the slope's pair, out with GELU_8, which also
+ * returns its largest results, or NaN. Four rows of a
+ * column are added in fp16. e5m2 clamps what overflows fp16; the bias gradient shows it, so the
+ * step is skipped. */
+template <typename E, g2z__finish FINISH>
+static __device__ __forceinline__ __half2
+g2z__product_fours(uint32_t (&fours)[2][8], uint32_t (&slope)[4][8], float (&sums)[16],
+                   const float (&c)[2][24][4], int group, g2z__product_warp &warp,
+                   const g2z__product_maps &maps) {
+  constexpr int READS = FINISH == G2Z__FINISH_TIMES_8;
+  constexpr float UNIT = g2z__product_unit<E> / (READS ? 1 : 4);
+  __half2 most = __float2half2_rn(0);
 #pragma unroll
-    for (int n = 0; n < 8; n++) pairs[m][n] = g2z__product_pairs<A, E, 1>(y, n);
-  }
-  if (column >= x.M) return;
-  uint8_t *to = x.narrow + (size_t)(warp.row + lane / 4) * M + (size_t)(column + lane % 4 * 16);
-#pragma unroll
-  for (int m = 0; m < 2; m++)
-#pragma unroll
-    for (int below = 0; below < 2; below++) {
-      unsigned pick = below ? 0x7632 : 0x5410; /* the upper or lower halves of two words */
-      __stcs(reinterpret_cast<uint4 *>(to + (size_t)(m * 64 + below * 8) * M),
-             make_uint4(__byte_perm(pairs[m][0], pairs[m][1], pick),
-                        __byte_perm(pairs[m][2], pairs[m][3], pick),
-                        __byte_perm(pairs[m][4], pairs[m][5], pick),
-                        __byte_perm(pairs[m][6], pairs[m][7], pick)));
+  for (int n = 0; n < 8; n++) {
+    float2 bias = {0, 0};
+    __half2 sum, pair[4];
+    if (READS && group == 1 && n == 4 && warp.first) { /* group 0's store has read its slot */
+      g2z__stores_have_read<0>();
+      g2z__product_ask_slope(warp, maps, warp.slot.stage ^ 1, 2);
     }
-  g2z__product_narrow_columns(x, pairs, warp.row, column);
+    if constexpr (FINISH == G2Z__FINISH_SOFTMAX_8) {
+      float2 four[4];
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const float *two = c[i / 2][group * 8 + n] + i % 2 * 2;
+        g2z__product_two_rows &rows = warp.rows[i / 2];
+        four[i].x = g2z__product_exponential(rows, i % 2, two[0] * rows.unit[i % 2]);
+        four[i].y = g2z__product_exponential(rows, i % 2, two[1] * rows.unit[i % 2]);
+      }
+      fours[0][n] = g2z__four_8<__nv_fp8_e5m2>(four[0], four[1]);
+      fours[1][n] = g2z__four_8<__nv_fp8_e5m2>(four[2], four[3]);
+      continue;
+    }
+    if (!READS)
+      bias = __half22float2(g2z__halves(
+          __shfl_sync(G2Z__ALL_LANES, warp.bias[group], g2z__lane() % 4 * 8 + n)));
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const float *two = c[i / 2][group * 8 + n] + i % 2 * 2;
+      pair[i] = __floats2half2_rn(two[0] * UNIT + bias.x, two[1] * UNIT + bias.y);
+      if constexpr (READS) {
+        pair[i] = __hmul2(pair[i], g2z__halves(slope[i][n]));
+        sum = i == 0 ? pair[0] : __hadd2(sum, pair[i]);
+      } else {
+        __half2 out;
+        pair[i] = g2z__gelu_halves<(int)G2Z__E4M3_X>(pair[i], out);
+        slope[i][n] = g2z__bits(out);
+        most = __hmax2_nan(most, pair[i]);
+      }
+    }
+    fours[0][n] = g2z__four_8<E>(pair[0], pair[1]);
+    fours[1][n] = g2z__four_8<E>(pair[2], pair[3]);
+    if constexpr (READS) {
+      sums[2 * n] = __low2float(sum);
+      sums[2 * n + 1] = __high2float(sum);
+    }
+  }
+  return most;
+}
+
+/* Finishes 64 columns of the tile and stores their rows, columns and, with GELU_8, slope. All pass
+ * through shared memory, so that stores have 64 and 128 adjacent bytes; a warp holds 32 of a
+ * column. Rows and columns take one slot: with TIMES_8 the slope's, with SOFTMAX_8 each in turn. */
+template <typename E, g2z__finish FINISH>
+static __device__ __forceinline__ void
+g2z__product_dealt(const g2z__product_data &x, float (&sums)[16], const float (&c)[2][24][4],
+                   int group, g2z__product_warp &warp, const g2z__product_maps &maps) {
+  constexpr int READS = FINISH == G2Z__FINISH_TIMES_8, TWO = FINISH == G2Z__FINISH_GELU_8;
+  constexpr uint32_t SLOT = g2z__product_shared::SLOT;
+  const uint32_t g = (uint32_t)g2z__lane() / 4, t = (uint32_t)g2z__lane() % 4;
+  const uint32_t warp4 = threadIdx.x / 32 % 4, row = warp4 * 16 + g;
+  const uint32_t first = warp.slots + (TWO ? 0 : (uint32_t)warp.slot.stage * SLOT);
+  const uint32_t second = first + (TWO ? SLOT : 0);
+  /* This lane's places: pieces 2 t and 2 t + 1 of a row of the slope, swizzled; piece t of an 8-bit
+   * row; its four tokens' word in column 2 t of 8, swizzled. */
+  const uint32_t at_slope = first + row * 128 + (2 * t ^ g) * 16;
+  const uint32_t at_row = second + row * 64 + t * 16;
+  const uint32_t at_column =
+      second + SLOT / 2 + t * 256 + ((2 * warp4 + g / 4) ^ 2 * t) * 16 + g % 4 * 4;
+  uint32_t fours[2][8], slope[4][8];
+  if constexpr (READS) {
+    g2z__barrier_wait_warp(warp.slope + warp.slot.stage, warp.slot.phase);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const uint32_t down = (uint32_t)(i / 2 * 64 + i % 2 * 8) * 128;
+      g2z__tile_get(&slope[i][0], at_slope + down);
+      g2z__tile_get(&slope[i][4], (at_slope ^ 16) + down);
+    }
+  }
+  const __half2 most = g2z__product_fours<E, FINISH>(fours, slope, sums, c, group, warp, maps);
+  if (TWO) g2z__product_count(x, most, fours);
+  if (!READS && warp.first) g2z__stores_have_read<TWO ? 0 : 1>();
+  g2z__named_sync(1 + g2z__warpgroup(), 128); /* all have read the slope, or the slots are free */
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const uint32_t down = (uint32_t)(i / 2 * 64 + i % 2 * 8), *four = fours[i / 2];
+    const unsigned pick = i % 2 ? 0x7632 : 0x5410; /* the upper or lower halves of two words */
+    if (TWO) {
+      g2z__tile_put(at_slope + down * 128, &slope[i][0]);
+      g2z__tile_put((at_slope ^ 16) + down * 128, &slope[i][4]);
+    }
+    const uint32_t pack[4] = {
+        __byte_perm(four[0], four[1], pick), __byte_perm(four[2], four[3], pick),
+        __byte_perm(four[4], four[5], pick), __byte_perm(four[6], four[7], pick)};
+    g2z__tile_put(at_row + down * 64, pack);
+  }
+#pragma unroll
+  for (uint32_t n = 0; n < 8; n++) {
+    g2z__word_put(at_column + n * 1024, __byte_perm(fours[0][n], fours[1][n], 0x6420));
+    g2z__word_put((at_column ^ 16) + 128 + n * 1024,
+                  __byte_perm(fours[0][n], fours[1][n], 0x7531));
+  }
+  g2z__fence_async();
+  g2z__named_sync(1 + g2z__warpgroup(), 128);
+  if (warp.first) {
+    const int top = warp.row / G2Z__PRODUCT_ROWS * G2Z__PRODUCT_ROWS;
+    const int column = warp.column + group * 64;
+    if (TWO) g2z__store_box(&maps.other, column, top, first);
+    g2z__store_box(&maps.out, column, top, second);
+    g2z__store_dealt(&maps.columns, top, column, second + SLOT / 2);
+    g2z__stores_commit();
+  }
+  if (!TWO) warp.slot.next();
 }
 
 /* The row of c[m]'s numbers 0 and 1, or with half = 1 of its numbers 2 and 3. */
@@ -6330,6 +6527,7 @@ static __device__ inline int g2z__product_row_at(const g2z__product_warp &warp, 
 }
 
 /* Prepares a tile: columns after the last word become -infinity, whose exponential is 0. */
+template <g2z__finish FINISH>
 static __device__ inline void g2z__product_words(const g2z__product_data &x, float (&c)[2][24][4],
                                                  g2z__product_warp &warp) {
 #pragma unroll
@@ -6343,24 +6541,57 @@ static __device__ inline void g2z__product_words(const g2z__product_data &x, flo
 #pragma unroll
   for (int n = 0; n < 24; n++)
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-      if (warp.column + n * 8 + g2z__lane() % 4 * 2 + i % 2 >= x.rows.words)
-        c[0][n][i] = c[1][n][i] = -INFINITY;
+    for (int i = 0; i < 4; i++) {
+      int column = n * 8 + g2z__lane_column() + i % 2;
+      if (g2z__deals<FINISH>) column = g2z__dealt(column);
+      if (warp.column + column >= x.rows.words) c[0][n][i] = c[1][n][i] = -INFINITY;
+    }
+}
+
+/* Adds and stores the tile's column sums; a lane holds two of each 64 columns. Each warp puts its
+ * sums in a staging slot whose store is done. Only the next tile's first slope uses it. */
+template <g2z__finish FINISH>
+static __device__ __forceinline__ void
+g2z__product_sums(const g2z__product_data &x, const float (&columns)[6],
+                  const g2z__product_warp &warp, unsigned char *staging, int group) {
+  constexpr int DEALS = g2z__deals<FINISH>;
+  constexpr int PITCH = DEALS ? 256 : (int)g2z__product_shared::WARP / (int)sizeof(float);
+  staging += group * 4 * (int)g2z__product_shared::WARP;
+  if (DEALS) staging += warp.slot.stage * (int)g2z__product_shared::SLOT;
+  else staging += warp.used.stage * G2Z__PRODUCT_PIECE;
+  /* The last 64 columns' store may run. */
+  if (DEALS ? warp.first : g2z__lane() == 0) g2z__stores_have_read<1>();
+  g2z__named_sync(1 + group, 128);
+  float *all = reinterpret_cast<float *>(staging);
+  float *mine = all + (int)threadIdx.x / 32 % 4 * PITCH;
+#pragma unroll
+  for (int i = 0; i < 6; i++) {
+    int column = g2z__summed_column<16>(i % 2);
+    if (DEALS) column = g2z__dealt(column);
+    mine[i / 2 * 64 + column] = columns[i];
+  }
+  g2z__named_sync(1 + group, 128);
+  int slab = warp.row / G2Z__PRODUCT_ROWS;
+  for (int i = (int)threadIdx.x % 128; i < G2Z__PRODUCT_COLUMNS; i += 128)
+    if (slab < x.slabs && warp.column + i < x.M)
+      x.sums[(size_t)slab * (size_t)x.M + (size_t)(warp.column + i)] =
+          all[i] + all[PITCH + i] + all[2 * PITCH + i] + all[3 * PITCH + i];
+  g2z__fence_async();
+  g2z__named_sync(1 + group, 128);
 }
 
 template <typename A, typename E, g2z__finish FINISH>
 static __device__ __forceinline__ void
 g2z__product_finish(const g2z__product_data &x, float (&c)[2][24][4], g2z__product_warp &warp,
-                    unsigned char *staging, const CUtensorMap *out, const CUtensorMap *other,
-                    int group) {
+                    unsigned char *staging, const g2z__product_maps &maps, int group) {
   float columns[6];
-  if constexpr (g2z__is<FINISH, G2Z__FINISH_SOFTMAX>) g2z__product_words(x, c, warp);
+  if constexpr (g2z__is<FINISH, G2Z__FINISH_SOFTMAX>) g2z__product_words<FINISH>(x, c, warp);
 #pragma unroll
   for (int n = 0; n < 3; n++) {
     float sums[16] = {};
-    if constexpr (FINISH == G2Z__FINISH_SOFTMAX_8)
-      g2z__product_exponentials<A, E>(x, c, n, warp);
-    else g2z__product_columns<A, E, FINISH>(x, sums, c, n, warp, out, other);
+    if constexpr (g2z__deals<FINISH>)
+      g2z__product_dealt<E, FINISH>(x, sums, c, n, warp, maps);
+    else g2z__product_columns<A, E, FINISH>(x, sums, c, n, warp, maps);
     if constexpr (g2z__is<FINISH, G2Z__FINISH_TIMES>) {
       g2z__sum_lanes(sums);
       columns[2 * n] = sums[0];
@@ -6381,27 +6612,8 @@ g2z__product_finish(const g2z__product_data &x, float (&c)[2][24][4], g2z__produ
       size_t at = (size_t)(warp.column / G2Z__PRODUCT_COLUMNS) * (size_t)x.N + (size_t)row;
       if (g2z__lane() % 4 == 0 && row < x.N) x.rows.parts[at] = make_float2(sum, largest);
     }
-  /* Add and store the tile's column sums; a lane holds two of each 64 columns. Each warp puts its
-   * sums in a staging slot whose store is done. Only the next tile's first piece uses it. */
-  if constexpr (g2z__is<FINISH, G2Z__FINISH_TIMES>) {
-    if (g2z__lane() == 0) g2z__stores_have_read<1>(); /* the last 64 columns' store may run */
-    __syncwarp();
-    staging += group * 4 * (int)g2z__product_shared::WARP + warp.used.stage * G2Z__PRODUCT_PIECE;
-    float *all = reinterpret_cast<float *>(staging);
-    constexpr int WARP = (int)g2z__product_shared::WARP / (int)sizeof(float);
-    float *mine = all + (int)threadIdx.x / 32 % 4 * WARP;
-#pragma unroll
-    for (int i = 0; i < 6; i++)
-      mine[i / 2 * 64 + g2z__summed_column<16>(i % 2)] = columns[i];
-    g2z__named_sync(1 + group, 128);
-    int slab = warp.row / G2Z__PRODUCT_ROWS;
-    for (int i = (int)threadIdx.x % 128; i < G2Z__PRODUCT_COLUMNS; i += 128)
-      if (slab < x.slabs && warp.column + i < x.M)
-        x.sums[(size_t)slab * (size_t)x.M + (size_t)(warp.column + i)] =
-            all[i] + all[WARP + i] + all[2 * WARP + i] + all[3 * WARP + i];
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    g2z__named_sync(1 + group, 128);
-  }
+  if constexpr (g2z__is<FINISH, G2Z__FINISH_TIMES>)
+    g2z__product_sums<FINISH>(x, columns, warp, staging, group);
 }
 
 /* ----- a warpgroup's tiles ----------------------------------------------- */
@@ -6412,16 +6624,23 @@ template <typename E, g2z__finish FINISH, g2z__by BY>
 static __device__ __forceinline__ void
 g2z__product_sum(float (&c)[2][24][4], const g2z__product_data &x, uint32_t shared,
                  g2z__ring<G2Z__PRODUCT_STAGES> &ring, g2z__product_warp &warp,
-                 const CUtensorMap *other, const g2z__product_barriers *barriers) {
+                 const g2z__product_maps &maps, const g2z__product_barriers *barriers) {
   const int blocks = (x.K + g2z__terms<E> - 1) / g2z__terms<E>;
   g2z__barrier_wait_warp(barriers->full + ring.stage, ring.phase);
   g2z__product_step<E, BY>(c, shared + (uint32_t)(ring.stage * g2z__product_shared::STAGE), 0);
   int before = ring.stage;
   ring.next();
-  if constexpr (FINISH == G2Z__FINISH_ADD || g2z__is<FINISH, G2Z__FINISH_TIMES>) {
+  if constexpr (FINISH == G2Z__FINISH_ADD || FINISH == G2Z__FINISH_TIMES) {
     if (g2z__lane() == 0) g2z__stores_have_read<0>();
     __syncwarp();
-    g2z__product_ask(warp, other, 0, G2Z__PRODUCT_PIECES);
+    g2z__product_ask(warp, &maps.other, 0, G2Z__PRODUCT_PIECES);
+  } else if constexpr (FINISH == G2Z__FINISH_TIMES_8) {
+    if (warp.first) {
+      g2z__stores_have_read<0>();
+      g2z__product_ask_slope(warp, maps, warp.slot.stage, 0);
+      g2z__product_ask_slope(warp, maps, warp.slot.stage ^ 1, 1);
+    }
+    __syncwarp();
   }
   for (int k = 1; k < blocks; k++) {
     g2z__barrier_wait_warp(barriers->full + ring.stage, ring.phase);
@@ -6445,13 +6664,16 @@ g2z__product_sum(float (&c)[2][24][4], const g2z__product_data &x, uint32_t shar
 template <typename A, typename E, g2z__finish FINISH, g2z__by BY>
 static __device__ inline void
 g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *staging,
-                   const CUtensorMap *out, const CUtensorMap *other,
-                   const g2z__product_barriers *barriers, int group) {
+                   const g2z__product_maps &maps, const g2z__product_barriers *barriers,
+                   int group) {
   typedef g2z__product_shared S;
   const int warp8 = __shfl_sync(G2Z__ALL_LANES, (int)threadIdx.x / 32, 0);
   g2z__product_warp warp = {};
   warp.staging = shared + (uint32_t)(S::STAGING + warp8 * S::WARP);
   warp.other = barriers->other[warp8];
+  warp.slots = shared + (uint32_t)(S::STAGING + group * 2 * S::SLOT);
+  warp.slope = barriers->slope[group];
+  warp.first = threadIdx.x % 128 == 0;
   g2z__ring<G2Z__PRODUCT_STAGES> ring = {0, 0};
   float c[2][24][4];
   int mine = 0;
@@ -6480,39 +6702,42 @@ g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *s
       for (int i = 0; i < 3; i++) {
         int column = at.column + i * 64 + g2z__lane() * 2;
         warp.bias[i] = column < x.M ? __ldg(static_cast<const uint32_t *>(x.bias) + column / 2) : 0;
+        if constexpr (g2z__quarters<A, FINISH>)
+          warp.bias[i] =
+              g2z__bits(__hmul2(g2z__halves(warp.bias[i]), __float2half2_rn(0.25f)));
       }
     g2z__named_sync(3 + group, 256);
-    g2z__product_sum<E, FINISH, BY>(c, x, shared, ring, warp, other, barriers);
-    g2z__product_finish<A, E, FINISH>(x, c, warp, staging, out, other, group);
+    g2z__product_sum<E, FINISH, BY>(c, x, shared, ring, warp, maps, barriers);
+    g2z__product_finish<A, E, FINISH>(x, c, warp, staging, maps, group);
   }
   if (g2z__lane() == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 /* g2z_k_product_hopper: out = finish(left right)
- *   left   [N,K] E in   E is A, e4m3 or e5m2; as tiles of 128 x 128 bytes
- *   right  [K,M] E in   BY_COLUMNS, as tiles of 64 x 64; [M,K] BY_ROWS, as tiles of 192 x 128
- *                       bytes, e4m3 when E is e5m2
- *   out    [N,M] A out  as tiles of 16 x 64
- *   other  [N,M] A      in with ADD and TIMES, out with GELU; with ADD it may be `out`
- *   x      sums         f32 out with TIMES, before rounding; with TIMES_8 after rounding to A
- *          rows         in and out with SOFTMAX, see g2z__softmax_rows
- *          narrow       8 bits out: with GELU in addition to `out`, with *_8 in place of it
+ *   maps   left     [N,K] E in   E is A, e4m3 or e5m2; as tiles of 128 x 128 bytes
+ *          right    [K,M] E in   BY_COLUMNS, as tiles of 64 x 64; [M,K] BY_ROWS, as tiles of 192 x
+ *                                128 bytes, e4m3 when E is e5m2
+ *          out      [N,M] A out  as tiles of 16 x 64; with *_8 [N,M] in 8 bits, of 128 x 64
+ *          other    [N,M] A      in with ADD and TIMES, out with GELU; with ADD it may be `out`.
+ *                                As tiles of 16 x 64, with *_8 of 128 x 64
+ *          columns  [M,N] out    with *_8: `out` by columns, as tiles of 64 x 128
+ *   x      sums     f32 out with TIMES, before rounding; with TIMES_8 see g2z__product_fours
+ *          rows     in and out with SOFTMAX, see g2z__softmax_rows
+ *          narrow   8 bits out with GELU, in addition to `out`
  * Math    f32 accumulation, but 8-bit products keep 14 bits; M and K are multiples of 8
  * Launch  one block of 384 threads per multiprocessor; 225 KB of shared memory. The loading
  *         warpgroup has 24 registers per thread, the others 240
- * Cost    2NKM flops: N=32768, K=768, M=3072 is 155 GFLOP. Plain products take about as long as
- *         cuBLASLt's. An epilogue runs during the other warpgroup's products: 12 instructions per
- *         element with GELU, 4 with TIMES, 5 with SOFTMAX. Each takes 4 cycles, because wgmma
- *         takes the registers' ports
+ * Cost    2NKM flops: N=32768, K=768, M=3072 is 155 GFLOP, in 8 bits 94 us of wgmma. Plain products
+ *         take about as long as cuBLASLt's. An epilogue runs during the other warpgroup's products.
+ *         GELU_8 has 10 instructions per element and takes 88 us alone, the tiles' loads from L2
+ *         take 68 and the stores 115: together 175. Stores of 32 bytes and GELU in fp32, 20
+ *         instructions, took 250
  * Order   k upwards; bitwise repeatable
- * Oracle  g2z__cpu_linear_fwd, g2z__cpu_linear_bwd_data; tests cuda_products, cuda_linear.
- *         SOFTMAX: g2z__cpu_head_loss; test cuda_head */
+ * Oracle  g2z__cpu_linear_fwd, g2z__cpu_linear_bwd_data; tests cuda_products, cuda_linear,
+ *         cuda_gelu. SOFTMAX: g2z__cpu_head_loss; test cuda_head */
 template <typename A, typename E, g2z__finish FINISH, g2z__by BY>
 static __global__ void __launch_bounds__(G2Z__HOPPER_THREADS(384), 1)
-g2z_k_product_hopper(const __grid_constant__ CUtensorMap left,
-                     const __grid_constant__ CUtensorMap right,
-                     const __grid_constant__ CUtensorMap out,
-                     const __grid_constant__ CUtensorMap other,
+g2z_k_product_hopper(const __grid_constant__ g2z__product_maps maps,
                      const __grid_constant__ g2z__product_data x) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ unsigned char g2z__shared_bytes[];
@@ -6525,6 +6750,7 @@ g2z_k_product_hopper(const __grid_constant__ CUtensorMap left,
       g2z__barrier_init(barriers.empty + i, 4);
     }
     for (int i = 0; i < 8 * G2Z__PRODUCT_PIECES; i++) g2z__barrier_init(barriers.other[0] + i, 1);
+    for (int i = 0; i < 4; i++) g2z__barrier_init(barriers.slope[0] + i, 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   g2z__k_begin();
@@ -6532,13 +6758,13 @@ g2z_k_product_hopper(const __grid_constant__ CUtensorMap left,
   int group = g2z__warpgroup();
   if (group < 2) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-    g2z__product_tiles<A, E, FINISH, BY>(x, shared, staging, &out, &other, &barriers, group);
+    g2z__product_tiles<A, E, FINISH, BY>(x, shared, staging, maps, &barriers, group);
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-    if (threadIdx.x == 256) g2z__product_load<E, FINISH, BY>(x, shared, &left, &right, &barriers);
+    if (threadIdx.x == 256) g2z__product_load<E, FINISH, BY>(x, shared, maps, &barriers);
   }
 #else
-  (void)left, (void)right, (void)out, (void)other, (void)x;
+  (void)maps, (void)x;
 #endif
 }
 
@@ -6620,41 +6846,79 @@ static g2z_status g2z__product_map(g2z_device *device, CUtensorMap *map, int num
   return g2z__tensor_map(device, map, &tensor);
 }
 
+/* Maps x[rows,columns] of 8-bit numbers in boxes of 128 columns of `box_rows` dealt rows. */
+static g2z_status g2z__product_map_dealt(g2z_device *device, CUtensorMap *map, const void *x,
+                                         int rows, int columns, int ld, int box_rows) {
+  const cuuint64_t row = (cuuint64_t)ld, groups = (cuuint64_t)rows / 64;
+  const g2z__tensor tensor = {x, CU_TENSOR_MAP_DATA_TYPE_UINT8, 5,
+                              {(cuuint64_t)columns, 2, 4, 8, groups},
+                              {row, 16 * row, 2 * row, 64 * row},
+                              {128, 2, 4, 8, (cuuint32_t)box_rows / 64},
+                              CU_TENSOR_MAP_SWIZZLE_128B};
+  return g2z__tensor_map(device, map, &tensor);
+}
+
+/* The maps of a product whose columns are dealt. The 8-bit columns follow the rows. */
+static g2z_status g2z__product_maps_dealt(g2z_device *device, g2z__product_maps *maps,
+                                          const g2z__lt_key *key, const g2z__lt_operands *on) {
+  const int N = key->n, M = key->m;
+  const g2z__tensor rows = {on->d, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2,
+                            {(cuuint64_t)M, (cuuint64_t)N}, {(cuuint64_t)M}, {64, 128},
+                            CU_TENSOR_MAP_SWIZZLE_NONE};
+  G2Z_TRY(g2z__product_map_dealt(device, &maps->right, on->a, M, key->k, key->ld_a,
+                                 G2Z__PRODUCT_COLUMNS));
+  G2Z_TRY(g2z__tensor_map(device, &maps->out, &rows));
+  G2Z_TRY(g2z__product_map_dealt(device, &maps->columns, (uint8_t *)on->d + (size_t)N * (size_t)M,
+                                 M, N, N, 64));
+  if (!on->slope) return G2Z_OK;
+  return g2z__product_map(device, &maps->other, key->type_d, on->slope, N, M, key->ld_d,
+                          G2Z__PRODUCT_ROWS);
+}
+
+static g2z_status g2z__product_maps_plain(g2z_device *device, g2z__product_maps *maps,
+                                          const g2z__lt_key *key, const g2z__lt_operands *on) {
+  const int N = key->n, K = key->k, M = key->m, type = key->type, type_d = key->type_d;
+  const void *beside = on->d;
+  if (on->slope) beside = on->slope;
+  if (on->c) beside = on->c;
+  if (key->transpose_a)
+    G2Z_TRY(g2z__product_map(device, &maps->right, type, on->a, M, K, key->ld_a,
+                             G2Z__PRODUCT_COLUMNS));
+  else G2Z_TRY(g2z__product_map(device, &maps->right, type, on->a, K, M, key->ld_a, 64));
+  G2Z_TRY(g2z__product_map(device, &maps->out, type_d, on->d, N, M, key->ld_d, 16));
+  return g2z__product_map(device, &maps->other, type_d, beside, N, M, key->ld_d, 16);
+}
+
 static g2z_status g2z__hopper_product_run(g2z_device *device, const g2z__lt_key *key,
                                           const g2z__lt_operands *on) {
   g2z__product_kernel kernel = g2z__cuda_of(device)->product_kernel_for(key, on->c != NULL);
   const int N = key->n, K = key->k, M = key->m;
-  CUtensorMap left, right, out, other;
-  const int type = key->type, type_d = key->type_d;
-  G2Z_TRY(g2z__product_map(device, &left, type, on->b, N, K, key->ld_b, G2Z__PRODUCT_ROWS));
-  if (key->transpose_a)
-    G2Z_TRY(g2z__product_map(device, &right, type, on->a, M, K, key->ld_a, G2Z__PRODUCT_COLUMNS));
-  else G2Z_TRY(g2z__product_map(device, &right, type, on->a, K, M, key->ld_a, 64));
-  G2Z_TRY(g2z__product_map(device, &out, type_d, on->d, N, M, key->ld_d, 16));
-  const void *beside = on->d;
-  if (on->slope) beside = on->slope;
-  if (on->c) beside = on->c;
-  G2Z_TRY(g2z__product_map(device, &other, type_d, beside, N, M, key->ld_d, 16));
+  const int softmax = key->epilogue == G2Z__EPILOGUE_SOFTMAX ||
+                      key->epilogue == G2Z__EPILOGUE_SOFTMAX_8;
+  const int deals = key->epilogue >= G2Z__EPILOGUE_SOFTMAX_8;
+  G2Z_ASSERT(!deals || (N % 128 == 0 && M % 64 == 0));
+  g2z__product_maps maps;
+  memset(&maps, 0, sizeof maps);
+  G2Z_TRY(g2z__product_map(device, &maps.left, key->type, on->b, N, K, key->ld_b,
+                           G2Z__PRODUCT_ROWS));
+  if (deals) G2Z_TRY(g2z__product_maps_dealt(device, &maps, key, on));
+  else G2Z_TRY(g2z__product_maps_plain(device, &maps, key, on));
   g2z__product_data x;
   memset(&x, 0, sizeof x);
   x.bias = on->bias;
   x.sums = on->sums;
   x.rows = on->rows;
-  const int eight = key->epilogue >= G2Z__EPILOGUE_SOFTMAX_8;
-  G2Z_ASSERT(!eight || (N % 128 == 0 && M % 16 == 0));
-  x.narrow = (uint8_t *)(eight ? on->d : on->narrow);
+  x.narrow = (uint8_t *)on->narrow;
   x.clamped = device->clamped_inputs;
   x.N = N;
   x.K = K;
   x.M = M;
   x.down = x.slabs = (int)g2z__blocks((size_t)N, G2Z__PRODUCT_ROWS);
   x.across = (int)g2z__blocks((size_t)M, G2Z__PRODUCT_COLUMNS);
-  const int softmax = key->epilogue == G2Z__EPILOGUE_SOFTMAX ||
-                      key->epilogue == G2Z__EPILOGUE_SOFTMAX_8;
   x.stripe = softmax ? G2Z__SOFTMAX_STRIPE : G2Z__PRODUCT_STRIPE;
   return g2z__launch(device, "g2z_k_product_hopper", kernel,
                      (unsigned)min(x.down * x.across, g2z__cuda_of(device)->sms), 384,
-                     (size_t)g2z__product_shared::BYTES, left, right, out, other, x);
+                     (size_t)g2z__product_shared::BYTES, maps, x);
 }
 
 /* ===== >>k43 8 bits elsewhere ============================================
@@ -7127,7 +7391,7 @@ g2z_k_head_rows(g2z__head_rows rows, g2z__head_chunk<A> x, int across, g2z__rows
         uint8_t *columns = e + (size_t)x.n * (size_t)x.Vp;
         const float g = x.dloss * x.state->loss_scale;
         if (counts)
-          e[(size_t)row * (size_t)x.Vp + (size_t)g2z__word_at(word)] =
+          e[(size_t)row * (size_t)x.Vp + (size_t)word] =
               columns[(size_t)word * (size_t)x.n + (size_t)(first + lane)] =
                   (uint8_t)g2z__pair_8<__nv_fp8_e5m2>(make_float2(-others, 0), 1);
         rows.factor[row] = sum < INFINITY ? (float)counts * g / sum : NAN;
@@ -7297,7 +7561,7 @@ g2z_k_head_numbers(g2z__head_rows rows, g2z__head_chunk<A> x, const A *slice, fl
                    int first, int m) {
   constexpr bool EIGHT = g2z__head_bounds<NUMBERS>::EIGHT;
   const int g = (int)threadIdx.x / 32, block = (int)blockIdx.x;
-  const int place = (int)blockIdx.y * 256 + (int)threadIdx.x % 32 * 8;
+  const int word = (int)blockIdx.y * 256 + (int)threadIdx.x % 32 * 8;
   const size_t row_size = (size_t)x.Vp;
   uint8_t *e = reinterpret_cast<uint8_t *>(x.logits);
   uint4 raw[4] = {};
@@ -7306,27 +7570,22 @@ g2z_k_head_numbers(g2z__head_rows rows, g2z__head_chunk<A> x, const A *slice, fl
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     const int row = g2z__token_at(block, g, i);
-    if (row >= m || place >= x.Vp) continue;
+    if (row >= m || word >= x.Vp) continue;
     const A *at = slice + (size_t)row * row_size;
-    if constexpr (EIGHT) { /* 8 places have four pairs of neighbouring words, 8 words apart */
-      const uint32_t *pair = reinterpret_cast<const uint32_t *>(at + g2z__word_of(place));
-      raw[i] = make_uint4(pair[0], pair[4], pair[8], pair[12]);
-    } else
-      raw[i] = g2z__get(at, (size_t)place / 8);
+    raw[i] = g2z__get(at, (size_t)word / 8);
   }
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     const int row = g2z__token_at(block, g, i);
-    if (row >= m || place >= x.Vp) continue;
-    const size_t at = (size_t)(first + row) * row_size + (size_t)place;
+    if (row >= m || word >= x.Vp) continue;
+    const size_t at = (size_t)(first + row) * row_size + (size_t)word;
     const float unit = rows.unit[first + row] * scale, reference = rows.reference[first + row];
     float value[8];
     g2z__unpack<A>(value, raw[i]);
 #pragma unroll
     for (int j = 0; j < 8; j++) {
-      const int word = EIGHT ? g2z__word_of(place + j) : place + j;
       value[j] = g2z__exp2(value[j] * unit - reference);
-      if (word >= x.V) value[j] = 0;
+      if (word + j >= x.V) value[j] = 0;
     }
     if constexpr (EIGHT) {
       eight[i] = g2z__pack_8<__nv_fp8_e5m2>(value, 1);
@@ -7335,8 +7594,8 @@ g2z_k_head_numbers(g2z__head_rows rows, g2z__head_chunk<A> x, const A *slice, fl
       g2z__put(x.logits, at / 8, g2z__pack<A>(value));
   }
   if constexpr (EIGHT)
-    g2z__columns_put<1>(e + (size_t)x.n * row_size + first, eight, block, (int)blockIdx.y * 256,
-                        x.n, x.Vp);
+    g2z__columns_put(e + (size_t)x.n * row_size + first, eight, block, (int)blockIdx.y * 256,
+                     x.n, x.Vp);
 }
 
 /* As g2z__head_exponentials, with fp8. */
@@ -7438,7 +7697,7 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, const g2z_head_loss *op
   const int fused = op->dh && (device->fp8 || g2z__head_fits<A>(device, chunk, C, Vp));
   const int narrow = fused && std::is_same<A, __half>::value && device->fp8 == G2Z_FP8_ALL;
   g2z__head_rows rows = {};
-  uint8_t *words = NULL; /* narrow: C rows of Vp numbers in e4m3, in the order of g2z__word_at */
+  uint8_t *words = NULL; /* narrow: C rows of Vp numbers in e4m3 */
   if (fused) {
     const size_t most = (size_t)min(N, chunk), row = most * 4, width = (size_t)C;
     const size_t parts = g2z__blocks((size_t)Vp, G2Z__PRODUCT_COLUMNS) * most * sizeof(float2);
@@ -7475,7 +7734,7 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, const g2z_head_loss *op
     if constexpr (sizeof(A) == 2)
       if (fused && device->fp8 && first == 0) { /* once for all chunks */
         const g2z_narrow_weight both = {op->wte, words, rows.narrow_wte, Vp, C};
-        if (narrow) G2Z_TRY((g2z__narrow_launch<A, 1>(device, &both, 1)));
+        if (narrow) G2Z_TRY(g2z__narrow_launch<A>(device, &both, 1));
         else G2Z_TRY(g2z__narrow(device, rows.narrow_wte, x.wte, G2Z__E4M3_W, Vp, C,
                                  device->clamped_weights));
       }
