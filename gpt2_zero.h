@@ -1222,10 +1222,10 @@ typedef struct g2z_sampling {
  *
  * `narrow` is an 8-bit copy that one op writes and the next product reads: activations times 4 in
  * e4m3, gradients in e5m2. A row of n takes G2Z_NARROW_ROW(n) bytes. A CPU neither writes nor reads
- * it: its products round x and dy themselves. With fp8=all N is a multiple of 128 and n of 16, and
- * `narrow` may be the tensor [N,n] itself. Then its 8-bit rows [N,n] and, after them, columns [n,N]
- * replace it. Columns have another order of tokens within each 128. Only products with 8-bit
- * operands read such a tensor.
+ * it: its products round x and dy themselves. With fp8=all N is a multiple of 128 and n of 16, in
+ * products with a slope of 64, and `narrow` may be the tensor [N,n] itself. Then its 8-bit rows
+ * [N,n] and, after them, columns [n,N] replace it. Columns have another order of tokens within each
+ * 128. Only products with 8-bit operands read such a tensor.
  *
  * An op that rounds inputs or weights of a forward product to e4m3 adds the number of those that
  * become 448 or are NaN to *device->clamped_inputs or *device->clamped_weights. Inputs count where

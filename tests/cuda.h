@@ -808,7 +808,7 @@ static void test_cuda_linear_types(g2z_test *t, int first, int end) {
         p.gpu->fp8 = p.cpu->fp8 = G2Z_FP8_FORWARD;
         test_cuda_linear_one(&p, 515, 1040, 144);
         if (p.dtype == G2Z_FP16) p.gpu->fp8 = p.cpu->fp8 = G2Z_FP8_ALL;
-        test_cuda_linear_one(&p, 384, 1040, 144);
+        test_cuda_linear_one(&p, 384, 1088, 192);
       }
     }
     test_pair_close(&p);
