@@ -611,7 +611,8 @@ G2Z_API void g2z_flags_print(const g2z_flag *flags, int count,
         for (length = 47; length > 0 && at[length] != ' ';) length--;
         if (length == 0) length = strcspn(at, " ");
         const char *bracket = (const char *)memchr(at + 1, '[', length - 1); /* stays in one line */
-        if (bracket && strlen(bracket) <= 47) length = (size_t)(bracket - 1 - at);
+        if (bracket && bracket[-1] == ' ' && strlen(bracket) <= 47)
+          length = (size_t)(bracket - 1 - at);
       }
       snprintf(text, sizeof text, "  %-30s %.*s", name, (int)length, at);
       line(user, text);
