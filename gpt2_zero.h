@@ -6375,20 +6375,24 @@ G2Z__PRIVATE int g2z__cpu_thread(void) { return 0; }
 #define G2Z__UNROLL G2Z__PRAGMA(GCC unroll 8)
 #endif
 
+/* If a program includes <immintrin.h> before this file, its functions have other options than ours,
+ * and gcc inlines the small ones here only if it must. */
+#define G2Z__INLINE static inline __attribute__((always_inline))
+
 /* They may lie anywhere in an array of floats. */
 typedef float g2z__cpu_vector __attribute__((vector_size(4 * G2Z__VECTOR), aligned(4), may_alias));
 typedef float g2z__cpu_four __attribute__((vector_size(16), aligned(4), may_alias));
 typedef int32_t g2z__cpu_integers __attribute__((vector_size(4 * G2Z__VECTOR)));
 
 /* A vector whose lanes are x. x - 0 is x, even if x is -0. */
-static inline g2z__cpu_vector g2z__cpu_all(float x) {
+G2Z__INLINE g2z__cpu_vector g2z__cpu_all(float x) {
   const g2z__cpu_vector zero = {0};
   return x - zero;
 }
 
 /* Lane by lane: x where the condition, a comparison of vectors, holds; y elsewhere. */
-static inline g2z__cpu_vector g2z__cpu_choose(g2z__cpu_integers condition, g2z__cpu_vector x,
-                                              g2z__cpu_vector y) {
+G2Z__INLINE g2z__cpu_vector g2z__cpu_choose(g2z__cpu_integers condition, g2z__cpu_vector x,
+                                            g2z__cpu_vector y) {
   return (g2z__cpu_vector)(((g2z__cpu_integers)x & condition) |
                            ((g2z__cpu_integers)y & ~condition));
 }
@@ -6396,7 +6400,7 @@ static inline g2z__cpu_vector g2z__cpu_choose(g2z__cpu_integers condition, g2z__
 /* exp(x), within 1.4 units in the last place; 0 below -87.3, exp(88) above 88, NaN for NaN. With
  * n = the integer nearest to x / ln 2 and r = x - n ln 2, it is 2^n exp(r); the polynomial is from
  * Cephes. Adding 1.5 * 2^23 rounds to an integer, which then stands in the lowest bits. */
-static inline g2z__cpu_vector g2z__cpu_exp(g2z__cpu_vector x) {
+G2Z__INLINE g2z__cpu_vector g2z__cpu_exp(g2z__cpu_vector x) {
   const g2z__cpu_vector integer = g2z__cpu_all(0x1.8p23f);
   const g2z__cpu_integers high = x > 88.0f, low = x < -87.3f;
   x = g2z__cpu_choose(high, g2z__cpu_all(88.0f), x);
@@ -6595,7 +6599,7 @@ G2Z__PRIVATE g2z__cpu_product g2z__cpu_product_of(int M, int N, int K, g2z__cpu_
 }
 
 /* to[k][width] = from[lane][k] for 4 lanes and 4 k. */
-static inline void g2z__cpu_turn(float *to, int width, const float *from, ptrdiff_t row) {
+G2Z__INLINE void g2z__cpu_turn(float *to, int width, const float *from, ptrdiff_t row) {
 #if defined(__SSE2__)
   __m128 lane0 = _mm_loadu_ps(from), lane1 = _mm_loadu_ps(from + row);
   __m128 lane2 = _mm_loadu_ps(from + 2 * row), lane3 = _mm_loadu_ps(from + 3 * row);
@@ -6642,9 +6646,8 @@ G2Z__PRIVATE void g2z__cpu_pack(float *to, g2z__cpu_matrix from, int lanes, int 
 /* Adds a[K][rows] b[K][vectors] to sums of a task. a is a panel, of G2Z__TILE_ROWS numbers per k;
  * rows of b are b_row apart. `rows` and `vectors` are constants of each call, so that the compiler
  * unrolls the loops and keeps the sums in registers. */
-static inline __attribute__((always_inline)) void
-g2z__cpu_tile(int rows, int vectors, float *sums, const float *a, const float *b, ptrdiff_t b_row,
-              int K) {
+G2Z__INLINE void g2z__cpu_tile(int rows, int vectors, float *sums, const float *a, const float *b,
+                               ptrdiff_t b_row, int K) {
   g2z__cpu_vector sum[G2Z__TILE_ROWS][2 * G2Z__TILE_VECTORS];
   memset(sum, 0, sizeof sum);
   for (int k = 0; k < K; k++, a += G2Z__TILE_ROWS, b += b_row) {
