@@ -6773,9 +6773,10 @@ G2Z__PRIVATE void g2z__cpu_multiply_here(const g2z__cpu_product *p, float *memor
                     G2Z__MIN(G2Z__TASK_COLUMNS, p->N - column));
 }
 
-/* The size of equal parts of n: at most `most`, a multiple of `grain`. */
+/* The size of equal parts of n: at most `most`, a multiple of `grain`, which n = 0 has as well. */
 G2Z__PRIVATE int g2z__cpu_part(int n, int most, int grain) {
-  const int parts = (n + most - 1) / most, part = (n + parts - 1) / parts;
+  const int parts = G2Z__MAX(1, (n + most - 1) / most);
+  const int part = G2Z__MAX(1, (n + parts - 1) / parts);
   return (part + grain - 1) / grain * grain;
 }
 

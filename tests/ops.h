@@ -450,6 +450,7 @@ static void test_ops_device(g2z_test *t) {
   CHECK_STATUS(t, device->ops->head_logits(device, y, x, x, 2, 2, 2), G2Z_NO_MEMORY, s, NULL);
   t->fail_at = 0;
   CHECK_OK(t, device->ops->head_logits(device, y, x, x, 2, 2, 2));
+  CHECK_OK(t, device->ops->head_logits(device, y, x, x, 0, 2, 2)); /* no rows */
   CHECK(t, y[0] == 5 && y[1] == 11 && y[2] == 11 && y[3] == 25);
   /* Timers that could not be opened are opened by the next call. */
   const g2z_ops *right = device->ops;
