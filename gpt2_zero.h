@@ -4049,7 +4049,7 @@ G2Z__PRIVATE g2z_status g2z__train_config_check(g2z_services *services,
     G2Z_REFUSE(services, "moments=bf16 is for AdamW: take optimizer=adamw, or moments=fp32");
   if (config->optimizer.kind == G2Z_OPTIMIZER_MUON && config->optimizer.lr == 0 &&
       config->optimizer.adam_lr > 0)
-    G2Z_REFUSE(services, "adam_lr=%g follows the schedule of lr, and lr=0 has none: take lr above 0",
+    G2Z_REFUSE(services, "adam_lr=%g follows lr's schedule, and lr=0 has none: take lr above 0",
                (double)config->optimizer.adam_lr);
   if (config->strategy == G2Z_STRATEGY_DP && config->zero_stage != 0)
     G2Z_REFUSE(services, "strategy=dp keeps one optimizer, on rank 0, and zero_stage=%d shards it: "

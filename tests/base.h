@@ -610,7 +610,7 @@ static void test_config_pairs(g2z_test *t) {
   g2z_train_config config = g2z_train_config_default(G2Z_DEVICE_CPU);
   config.optimizer.kind = G2Z_OPTIMIZER_MUON;
   config.optimizer.lr = config.optimizer.min_lr = 0;
-  CHECK_BAD(t, test_config_check(s, &config), "adam_lr=0.0024 follows the schedule of lr, and lr=0");
+  CHECK_BAD(t, test_config_check(s, &config), "adam_lr=0.0024 follows lr's schedule, and lr=0 has none");
   config.optimizer.adam_lr = 0;
   CHECK_OK(t, test_config_check(s, &config));
   config = g2z_train_config_default(G2Z_DEVICE_CPU);
