@@ -124,7 +124,8 @@ execute() {
 # A regular expression for lines like $1, in which measured numbers differ.
 form() {
   # shellcheck disable=SC2016 # $ is one of the characters that get a backslash
-  sed -E 's/[0-9]+\.[0-9]+(e[-+][0-9]+)?/~N/g; s/[0-9]+:[0-9]+/~T/g; s,[0-9]+ tok/s,~R tok/s,g
+  sed -E 's/[0-9]+\.[0-9]+(e[-+][0-9]+)?/~N/g
+          s/[0-9]+:[0-9]+|\b[0-9]+ s\b/~T/g; s,[0-9]+ tok/s,~R tok/s,g
           s/[][\.|*^$(){}?+]/\\&/g
           s/~N/-?[0-9][0-9.e+-]*/g; s/~T/([0-9:]+|[0-9]+ s)/g; s/~R/[0-9]+/g
           s/ steps,/ steps( \\([0-9]+ skipped\\))?,/

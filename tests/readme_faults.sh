@@ -10,9 +10,9 @@ cat > "$work/README" << 'END'
 ```
 git clone <this repository> copy && cd copy                # a copy
 export WORD=hello
-echo "$WORD 12 | loss 1.25 | 3:20 | 7 tok/s" > said && \
+echo "$WORD 12 | loss 1.25 | 3:20 | 44 s | 7 tok/s" > said && \
   cat said     # prints what was said
-               #   hello 12 | loss 8.5 | 1:10 | 99 tok/s
+               #   hello 12 | loss 8.5 | 59 s | 9 s | 99 tok/s
 ./train --train 'a b' --run-dir one
 ./train ... --run-dir two
 no-such-program
