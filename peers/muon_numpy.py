@@ -1,8 +1,9 @@
 """Muon in NumPy: one weight, one step. Run, it prints the numbers that test ops_muon expects.
 
 Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) moves a matrix in the direction of its
-momentum with all singular values set to about 1. The factor 0.2 sqrt(max(rows, columns)) makes an
-update as large as AdamW's, so both take the same learning rate (Liu et al. 2025, arXiv:2502.16982).
+momentum with all singular values set to about 1. The factor 0.2 sqrt(columns), of a matrix [inputs,
+outputs], makes an update as large as AdamW's (0.2 sqrt(max(rows, columns)): Liu et al. 2025,
+arXiv:2502.16982), and half as large for mlp.c_proj. It is 0.2 sqrt(channels) times Jordan's factor.
 """
 import numpy as np
 
@@ -23,7 +24,7 @@ def step(weight, m, gradient, lr, beta, decay, matrices=1):
     m[:] = beta * m + gradient
     u = gradient + beta * m
     o = np.hstack([orthogonalize(part) for part in np.hsplit(u, matrices)])
-    scale = 0.2 * np.sqrt(max(u.shape[0], u.shape[1] // matrices))
+    scale = 0.2 * np.sqrt(u.shape[1] // matrices)
     weight -= lr * (scale * o + decay * weight)
 
 

@@ -51,11 +51,11 @@ static void test_ops_muon(g2z_test *t) {
   enum { N = 2752, RANGES = 5, GAP = 8 * (RANGES + 1), WORK = G2Z_ORTHOGONALIZE_WORK(24, 24) };
   static const g2z_matrices shapes[] = {{0, 2, 16, 48, 3}, {1536, 1, 40, 16, 1},
                                         {2176, 1, 24, 24, 1}};
-  static const int begins[RANGES + 1] = {0, 504, 768, 1536, 2176, N}, sides[RANGES] = {16, 16, 16,
-                                                                                      40, 24};
+  static const int begins[RANGES + 1] = {0, 504, 768, 1536, 2176, N}, columns[RANGES] = {16, 16, 16,
+                                                                                        16, 24};
   /* Every 400th weight in the order of u, from peers/muon_numpy.py. */
   static const double numpy[] = {-0.862051774, 0.273614173, -0.380647126, 0.585927034,
-                                 0.358508777,  -0.454865770, 0.206349910};
+                                 0.359086765,  -0.454639064, 0.206349910};
   for (int which = 0; which < 3; which++) {
     ops_env e = ops_open(t, ops_dtypes[which], G2Z_FP32);
     float *grads = ops_random(&e, N + GAP, 64), *master = ops_random(&e, N, 1);
@@ -76,7 +76,7 @@ static void test_ops_muon(g2z_test *t) {
       ranges[r].sum_at = ranges[r].own_param_at + 8;
       ranges[r].shard_at = (size_t)(N - begins[r + 1]);
       ranges[r].decay = r % 2;
-      ranges[r].scale = (float)(0.2 * sqrt(sides[r]));
+      ranges[r].scale = (float)(0.2 * sqrt(columns[r]));
       for (size_t i = 0; i < ranges[r].elements; i++)
         want[ranges[r].u_at + i] = (double)master[ranges[r].shard_at + i];
     }
@@ -109,7 +109,7 @@ static void test_ops_muon(g2z_test *t) {
         for (size_t i = 0; i < ranges[r].elements; i++) {
           double *weight = want + ranges[r].u_at + i;
           const double decay = ranges[r].decay ? (double)config.weight_decay * *weight : 0;
-          *weight -= (double)s.lr * (0.2 * sqrt(sides[r]) * want_u[ranges[r].u_at + i] + decay);
+          *weight -= (double)s.lr * (0.2 * sqrt(columns[r]) * want_u[ranges[r].u_at + i] + decay);
           const float got = master[ranges[r].shard_at + i];
           near &= fabs((double)got - *weight) < 4e-7;
           exact &= params[ranges[r].own_param_at + i] == g2z__round(ops_dtypes[which], got);
