@@ -217,8 +217,8 @@ G2Z_API void g2z_results_free(g2z_results *results); /* NULL is fine */
 /* Adds the run and the experiments of the directory and of its subdirectories, two levels deep.
  * The call fails if a file is damaged, or if there is no run and no experiment. */
 G2Z_API g2z_status g2z_results_add(g2z_results *results, const char *directory);
-/* Writes the page. Its first line names the better run, by how much, and in how much of the steps,
- * tokens and seconds; or the reason why the runs cannot be compared. */
+/* Writes the page. It begins with the better run, by how much it is better, and in how much of the
+ * steps, tokens and seconds; or with the reason why the runs cannot be compared. */
 G2Z_API g2z_status g2z_results_page(g2z_results *results, const char *path);
 
 /* The current time, as "2026-01-31T23:59:59Z". */
@@ -691,6 +691,11 @@ static const char *g2zp_number_text(char out[G2ZP_CELL], const char *format, dou
   }
   g2z_plain_number(out);
   return out;
+}
+
+/* A loss, or a difference of two. After a divergence it may be too large for four decimals. */
+static const char *g2zp_loss_text(char out[G2ZP_CELL], double loss) {
+  return g2zp_number_text(out, fabs(loss) < 1e6 ? "%.4f" : "%.4g", loss);
 }
 
 static void g2zp_page_number(g2z_page *page, const char *name, double value) {
@@ -1600,7 +1605,7 @@ static const g2zp_fact g2zp_run_facts[] = {
     {"CUDA", "env.cuda_version", NULL, NULL, 1, 0},
     {"NCCL", "env.nccl_version", NULL, NULL, 1, 0},
     {"started", "timestamp_utc", "timestamp_utc", NULL, 1, 0},
-    {"commit", "git_commit", "git_commit", NULL, 1, 0},
+    {"commit", "git_commit", "git_commit", NULL, 1, G2ZP_COMPARED},
     {"command", "command_line", "command_line", NULL, 1, 0}};
 
 static const g2zp_fact g2zp_epoch_columns[] = {
@@ -1647,6 +1652,21 @@ static void g2zp_page_list(g2z_page *page, const char *heading, const g2z_object
   }
 }
 
+#define G2ZP_END_LIST(X)                                                              \
+  X(COMPLETED, "completed")                                                           \
+  X(STOPPED,   "stopped")    /* by a signal or a request, with a checkpoint */        \
+  X(NOT_ENDED, "not ended")  /* it runs, or was killed */                             \
+  X(DIVERGED,  "diverged")                                                            \
+  X(FAILED,    "failed")
+typedef enum g2zp_end {              /* how a run ended */
+#define X(name, text) G2ZP_##name,
+  G2ZP_END_LIST(X)
+#undef X
+} g2zp_end;
+#define X(name, text) text,
+static const char *const g2zp_ends[] = {G2ZP_END_LIST(X)};
+#undef X
+
 /* A run, and the contents of its files. */
 struct g2zp_run {
   g2z_path directory;
@@ -1655,8 +1675,9 @@ struct g2zp_run {
   g2z_object metrics, launcher, failure;
   char *sample;                      /* the text that the model generated last; NULL: none */
   char *log;                         /* train.log; NULL: none */
-  const char *failed;                /* the failure that the last line of `log` states; or NULL */
-  int diverged;                      /* 1: it ended so */
+  char command[G2ZP_TEXT];           /* the last start's; "": not known */
+  g2zp_end end;
+  char why[G2ZP_TEXT];               /* more about the end; may be "" */
 };
 
 static void g2zp_run_free(g2z_services *services, g2zp_run *run) {
@@ -1679,10 +1700,51 @@ static g2z_status g2zp_run_text(g2z_services *services, const char *run_dir, con
   return g2z_read_file(services, path.text, (size_t)1 << 40, out, &bytes);
 }
 
+/* Finds how the run ended, and why. If it failed or diverged, the last line of train.log begins with
+ * the time, two blanks, and a word for this. */
+static void g2zp_run_end(g2zp_run *run) {
+  static const struct {
+    const char *word;
+    g2zp_end end;
+  } words[] = {{"  failed: ", G2ZP_FAILED}, {"  diverged: ", G2ZP_DIVERGED}};
+  char text[64];
+  const char *last = "";             /* the last complete line: a run may be writing another */
+  for (const char *line = run->log, *end; line && (end = strchr(line, '\n')) != NULL; line = end + 1)
+    last = line;
+  last += strcspn(last, " \n");
+  for (size_t i = 0; i < G2Z_COUNT(words); i++) {
+    const size_t length = strlen(words[i].word);
+    if (strncmp(last, words[i].word, length) != 0) continue;
+    run->end = words[i].end;
+    snprintf(run->why, sizeof run->why, "%.*s", (int)strcspn(last + length, "\n"), last + length);
+  }
+  if (run->failure.text) {
+    run->end = G2ZP_FAILED;
+    g2z_object_copy(&run->failure, "sentence", run->why, sizeof run->why);
+    if (!*run->why) snprintf(run->why, sizeof run->why, "no reason recorded");
+  }
+  if (run->end != G2ZP_COMPLETED) return;
+  if (!run->metrics.text) {
+    run->end = G2ZP_NOT_ENDED;
+    snprintf(run->why, sizeof run->why, "no end recorded as of %s", g2z_utc_now().text);
+    return;
+  }
+  g2z_object_copy(&run->metrics, "shutdown.reason", text, sizeof text);
+  if (!*text || strcmp(text, "completed") == 0) return;
+  if (strcmp(text, "diverged") == 0) {
+    run->end = G2ZP_DIVERGED;
+    snprintf(run->why, sizeof run->why, "the last losses are worse than guessing");
+    return;
+  }
+  run->end = G2ZP_STOPPED;
+  g2z_object_copy(&run->metrics, "shutdown.signal", text, sizeof text);
+  if (*text) snprintf(run->why, sizeof run->why, "by %s", text);
+  else snprintf(run->why, sizeof run->why, "on request");
+}
+
 /* Reads all files except metrics.jsonl and the sample. Free *run with g2zp_run_free, also after a
  * failure. */
 static g2z_status g2zp_run_read(g2z_services *services, const char *directory, g2zp_run *run) {
-  char reason[64];
   memset(run, 0, sizeof *run);
   run->metrics.services = run->launcher.services = run->failure.services = services;
   run->directory = g2z_path_in(directory, "metrics.jsonl");
@@ -1692,45 +1754,16 @@ static g2z_status g2zp_run_read(g2z_services *services, const char *directory, g
   }
   run->name = run->directory.text;
   G2Z_TRY(g2zp_read_run(services, directory, &run->metrics));
-  g2z_object_copy(&run->metrics, "shutdown.reason", reason, sizeof reason);
-  run->diverged = strcmp(reason, "diverged") == 0;
   G2Z_TRY(g2z_object_read(services, g2z_path_in(directory, "launcher_metadata.json").text,
                           &run->launcher));
   G2Z_TRY(g2z_object_read(services, g2z_path_in(directory, "RUN_FAILED.json").text,
                           &run->failure));
   G2Z_TRY(g2zp_run_text(services, directory, "train.log", &run->log));
-  if (!run->log) return G2Z_OK;
-  for (const char *line = run->log, *end; (end = strchr(line, '\n')) != NULL; line = end + 1) {
-    const char *text = line + strcspn(line, " \n"); /* after the time and two blanks */
-    run->failed = strncmp(text, "  failed: ", 10) == 0 ? text + 10 : NULL;
-  }
+  g2z_object_copy(&run->launcher, "command_line", run->command, sizeof run->command);
+  if (!*run->command)
+    g2z_object_copy(&run->metrics, "command_line", run->command, sizeof run->command);
+  g2zp_run_end(run);
   return G2Z_OK;
-}
-
-/* How the run ended: a word or two, and in `why` more about it. Returns 1 if it is complete. */
-static int g2zp_run_result(const g2zp_run *run, char result[64], char why[G2ZP_TEXT]) {
-  char signal[64];
-  snprintf(why, G2ZP_TEXT, "no end recorded as of %s", g2z_utc_now().text);
-  snprintf(result, 64, "not ended");
-  if (run->failure.text) {
-    snprintf(result, 64, "failed");
-    g2z_object_copy(&run->failure, "sentence", why, G2ZP_TEXT);
-    if (!*why) snprintf(why, G2ZP_TEXT, "no reason recorded");
-  } else if (run->failed) {
-    snprintf(result, 64, "failed");
-    snprintf(why, G2ZP_TEXT, "%.*s", (int)strcspn(run->failed, "\n"), run->failed);
-  } else if (run->metrics.text) {
-    g2z_object_copy(&run->metrics, "shutdown.reason", result, 64);
-    g2z_object_copy(&run->metrics, "shutdown.signal", signal, sizeof signal);
-    why[0] = 0;
-    if (*signal) {
-      snprintf(result, 64, "stopped");
-      snprintf(why, G2ZP_TEXT, "by %s", signal);
-    }
-    if (run->diverged)
-      snprintf(why, G2ZP_TEXT, "the last losses are worse than guessing");
-  }
-  return !*result || strcmp(result, "completed") == 0;
 }
 
 /* Puts a table of the settings that a resume changed. train.log has one line per setting, "TIME
@@ -1770,19 +1803,19 @@ static void g2zp_page_resumes(g2z_page *page, const char *log) {
   }
 }
 
-/* Puts the commands that go on from here, as the last start printed them at its end. */
+/* Puts the commands for what to do next, as the last start printed them at its end. */
 static void g2zp_page_next(g2z_page *page, const g2zp_run *run) {
-  static const char *const begins[] = {"warning: the run diverged: ", "To generate text: ",
-                                       "To continue training: ", "To train these weights further: ",
-                                       "stopped after step "};
-  char command[G2ZP_TEXT], line[G2ZP_TEXT];
+  static const char *const begins[] = {
+      "warning: the run diverged: ", "To go back to before the divergence, ", "To start again ",
+      "To generate text: ", "To continue training: ", "To train these weights further: ",
+      "stopped after step "};
+  char line[G2ZP_TEXT];
   const char *log = run->log ? run->log : "", *found;
   while ((found = strstr(log, "  resumed after step ")) != NULL) log = found + 1;
-  if (!run->metrics.text || run->failure.text || run->failed) {
-    g2z_object_copy(&run->launcher, "command_line", command, sizeof command);
-    if (*command)
+  if (run->end == G2ZP_NOT_ENDED || run->end == G2ZP_FAILED) {
+    if (*run->command)
       g2z_page_text(page, "If the run has stopped, continue from its last checkpoint: %s%s",
-                    command, strstr(command, " --resume") ? "" : " --resume latest");
+                    run->command, strstr(run->command, " --resume") ? "" : " --resume latest");
     return;
   }
   for (size_t i = 0; i < G2Z_COUNT(begins); i++) {
@@ -1812,18 +1845,19 @@ static void g2zp_page_figures(g2z_page *page, const g2zp_run *run) {
   const char *const rate_at = "summary.mean_tokens_per_sec_global";
   double rate = g2z_object_number(&run->metrics, rate_at);
   double time_s = g2z_object_number(&run->metrics, "summary.total_wall_time_sec");
-  char cell[G2ZP_CELL], more[G2ZP_CELL], note[G2ZP_CELL], result[64], why[G2ZP_TEXT];
+  char cell[G2ZP_CELL], more[G2ZP_CELL], note[G2ZP_CELL], perplexity[64] = "";
   const size_t steps = c->count[G2ZP_STEPS];
   if (c->count[G2ZP_VALIDATIONS]) {
     const double loss = c->column[G2ZP_COLUMN_val_loss][c->best];
-    snprintf(note, sizeof note, "perplexity %.40s, step %.40s",
-             g2zp_number_text(cell, exp(loss) < 1e6 ? "%.2f" : NULL, exp(loss)),
+    if (exp(loss) < 1e6) snprintf(perplexity, sizeof perplexity, "perplexity %.40s, ",
+                                  g2zp_number_text(cell, "%.2f", exp(loss)));
+    snprintf(note, sizeof note, "%sstep %.40s", perplexity,
              g2zp_number_text(more, "%.0f", c->column[G2ZP_COLUMN_val_step][c->best]));
     g2z_page_figure(page, "best validation loss", note, "%s",
-                    g2zp_number_text(cell, "%.4f", loss));
+                    g2zp_loss_text(cell, loss));
   } else if (steps) {
     g2z_page_figure(page, "loss of the last step", "no validation", "%s",
-                    g2zp_number_text(cell, "%.4f", c->column[G2ZP_COLUMN_loss][steps - 1]));
+                    g2zp_loss_text(cell, c->column[G2ZP_COLUMN_loss][steps - 1]));
   }
   if (!run->metrics.text && steps) { /* no end: from the steps so far */
     rate = c->column[G2ZP_COLUMN_tok_s][steps - 1];
@@ -1835,8 +1869,7 @@ static void g2zp_page_figures(g2z_page *page, const g2zp_run *run) {
              g2zp_number_text(more, "%.0f", c->column[G2ZP_COLUMN_step][steps - 1]));
     g2z_page_figure(page, "time", note, "%s", g2zp_time_text(cell, time_s));
   }
-  g2zp_run_result(run, result, why);
-  g2z_page_figure(page, "result", why, "%s", result);
+  g2z_page_figure(page, "result", run->why, "%s", g2zp_ends[run->end]);
   if (c->count[G2ZP_LOST])
     g2z_page_lead(page, "The loss was not a finite number %zu time%s, first at step %.0f.",
                   c->count[G2ZP_LOST], G2Z_PLURAL(c->count[G2ZP_LOST]),
@@ -2342,35 +2375,48 @@ static void g2zp_page_differing(g2z_page *page, const g2zp_run *runs, size_t cou
   }
 }
 
-/* Puts the flags of each run, except --run-dir and the flags that all runs with a known command
- * line share. */
-static g2z_status g2zp_page_flags(g2z_page *page, const g2zp_run *runs, size_t count) {
-  char (*command)[G2ZP_TEXT], flag[G2ZP_TEXT], flags[2048];
-  size_t commands = 0;
-  G2Z_TRY(G2Z_NEW(page->services, count, &command));
-  for (size_t r = 0; r < count; r++) {
-    g2z_object_copy(&runs[r].launcher, "command_line", command[r], sizeof command[r]);
-    if (!*command[r])
-      g2z_object_copy(&runs[r].metrics, "command_line", command[r], sizeof command[r]);
-    commands += *command[r] != 0;
-  }
-  for (size_t r = 0; r < count; r++) {
+/* Flags that change no loss: they are no settings to compare. */
+static const char *const g2zp_own_flags[] = {" --run-dir", " --save-weights", " --resume latest"};
+
+/* Copies the next flag of a command from `at` on, as " --flag value". Returns its end; NULL: there
+ * is no further flag. */
+static const char *g2zp_next_flag(const char *at, char flag[G2ZP_TEXT]) {
+  const char *begin = strstr(at, " --");
+  if (!begin) return NULL;
+  const char *end = strstr(begin + 1, " --");
+  if (!end) end = begin + strlen(begin);
+  snprintf(flag, G2ZP_TEXT, "%.*s", (int)(end - begin), begin);
+  return end;
+}
+
+/* 1: the command has this flag with this value. */
+static int g2zp_has_flag(const char *command, const char *flag) {
+  const size_t length = strlen(flag);
+  for (const char *at = command; (at = strstr(at, flag)) != NULL; at++)
+    if (!at[length] || strncmp(at + length, " --", 3) == 0) return 1;
+  return 0;
+}
+
+static int g2zp_own_flag(const char *flag) {
+  for (size_t i = 0; i < G2Z_COUNT(g2zp_own_flags); i++)
+    if (strncmp(flag, g2zp_own_flags[i], strlen(g2zp_own_flags[i])) == 0) return 1;
+  return 0;
+}
+
+/* Puts the flags of each run, except its own ones and those that all runs with a known command
+ * share. */
+static void g2zp_page_flags(g2z_page *page, const g2zp_run *runs, size_t count) {
+  char flag[G2ZP_TEXT], flags[2048];
+  for (const g2zp_run *run = runs; run < runs + count; run++) {
     flags[0] = 0;
-    for (const char *at = strstr(command[r], " --"), *next; at; at = next) {
-      size_t have = 0;               /* number of runs with this flag and value */
-      next = strstr(at + 1, " --");
-      snprintf(flag, sizeof flag, "%.*s", next ? (int)(next - at) : G2ZP_TEXT, at);
-      for (size_t k = 0; k < count; k++) {
-        const char *same = strstr(command[k], flag);
-        have += same && strchr(" ", same[strlen(flag)]); /* also matches '\0' */
-      }
-      if (have < commands && strncmp(flag, " --run-dir", 10) != 0)
-        strncat(flags, flag, sizeof flags - 1 - strlen(flags));
+    for (const char *at = run->command; (at = g2zp_next_flag(at, flag)) != NULL;) {
+      int shared = 1;
+      for (const g2zp_run *other = runs; other < runs + count; other++)
+        if (*other->command && !g2zp_has_flag(other->command, flag)) shared = 0;
+      if (!shared && !g2zp_own_flag(flag)) strncat(flags, flag, sizeof flags - 1 - strlen(flags));
     }
-    if (flags[0]) g2z_page_fact(page, runs[r].name, "%s", flags + 1);
+    if (flags[0]) g2z_page_fact(page, run->name, "%s", flags + 1);
   }
-  g2z_release(page->services, command);
-  return G2Z_OK;
 }
 
 /* The lowest validation loss; NaN: there was no validation. */
@@ -2395,24 +2441,63 @@ typedef enum g2zp_measure { G2ZP_LOSS, G2ZP_BITS, G2ZP_NO_MEASURE } g2zp_measure
 
 typedef struct g2zp_comparison {
   g2zp_run *runs;
-  size_t count, validated;           /* all runs; runs with a validation */
+  size_t count, ranked;              /* all runs; runs with a result: see g2zp_unranked */
   g2zp_measure measure;
   double target;                     /* --target-loss; NaN: none, or two runs differ */
   size_t on_target;                  /* number of runs that reached it */
   double level;                      /* steps, tokens and seconds are counted up to this value of
                                       * the measure; NaN: nothing to compare */
   int by_target;                     /* 1: the level is the target */
-  const g2zp_run *best;              /* the lowest value; NULL: nothing to compare */
-  const g2zp_run *base;              /* relative figures compare with it; NULL: there are none. A
-                                      * run that diverged or failed is no base */
+  const g2zp_run *best;              /* the lowest value of a ranked run; NULL: no common measure */
+  const g2zp_run *next;              /* the second best of the ranked runs that differ from `best` in
+                                      * more than the seed; NULL: none */
+  const g2zp_run *base;              /* relative figures compare with it; NULL: there are none */
 } g2zp_comparison;
 
 static const struct {
-  const char *name, *names, *format;
+  const char *name, *format;
   int column;
-} g2zp_spent[3] = {{"relative steps", "steps", "%.0f", G2ZP_COLUMN_val_step},
-                   {"relative tokens", "tokens", "%.0f", G2ZP_COLUMN_val_tokens},
-                   {"relative seconds", "seconds", "%.2f", G2ZP_COLUMN_val_time_s}};
+} g2zp_spent[3] = {{"steps", "%.0f", G2ZP_COLUMN_val_step},
+                   {"tokens", "%.0f", G2ZP_COLUMN_val_tokens},
+                   {"seconds", "%.2f", G2ZP_COLUMN_val_time_s}};
+
+#define G2ZP_WORST 12.3 /* a loss above is worse than guessing, in any vocabulary of 65,536 tokens */
+
+/* Why the run has no result to compare, as a clause; NULL: it has one. */
+static const char *g2zp_unranked(const g2zp_run *run) {
+  const char *const val_at = "training_config.dataset_subset_sizes.val";
+  if (run->end == G2ZP_FAILED) return "it failed";
+  if (run->end == G2ZP_DIVERGED) return "it diverged";
+  if (g2zp_best(run) <= G2ZP_WORST) return NULL;
+  if (!isnan(g2zp_best(run))) return "its losses are worse than guessing";
+  if (run->curves.spent_s[2] > 0) return "its validation loss is not a finite number";
+  if (g2z_object_number(&run->metrics, val_at) > 0 || strstr(run->command, " --val "))
+    return "it has not validated yet. A lower --val-every makes it validate sooner";
+  return "it has no validation loss. To get one, add --val to train";
+}
+
+/* By what two runs differ. */
+typedef enum g2zp_difference { G2ZP_SETTINGS, G2ZP_SEED, G2ZP_NOTHING } g2zp_difference;
+
+static g2zp_difference g2zp_differ(const g2zp_run *a, const g2zp_run *b) {
+  const g2zp_run *const runs[] = {a, b};
+  g2zp_difference difference = G2ZP_NOTHING;
+  char flag[G2ZP_TEXT], cells[2][G2ZP_CELL];
+  if (!*a->command || !*b->command) return G2ZP_SETTINGS;
+  for (int i = 0; i < 2; i++)
+    for (const char *at = runs[i]->command; (at = g2zp_next_flag(at, flag)) != NULL;) {
+      if (g2zp_own_flag(flag) || g2zp_has_flag(runs[1 - i]->command, flag)) continue;
+      if (strncmp(flag, " --seed ", 8) != 0) return G2ZP_SETTINGS;
+      difference = G2ZP_SEED;
+    }
+  for (const g2zp_fact *fact = g2zp_run_facts;
+       fact < g2zp_run_facts + G2Z_COUNT(g2zp_run_facts); fact++) {
+    if (fact->uses & G2ZP_MEASURED || !fact->uses || !a->metrics.text || !b->metrics.text) continue;
+    for (int i = 0; i < 2; i++) g2zp_object_cell(cells[i], &runs[i]->metrics, fact);
+    if (strcmp(cells[0], cells[1]) != 0) return G2ZP_SETTINGS;
+  }
+  return difference;
+}
 
 /* The fact of a run. A run that has not ended knows its validation tokens from metrics.jsonl. */
 static const char *g2zp_run_cell(char text[G2ZP_CELL], const g2zp_run *run, const g2zp_fact *fact) {
@@ -2423,13 +2508,12 @@ static const char *g2zp_run_cell(char text[G2ZP_CELL], const g2zp_run *run, cons
   return g2zp_object_cell(text, &run->metrics, fact);
 }
 
-/* 0: two runs that have validated differ in this fact. *known 1: each run that has validated has
- * the fact. */
+/* 0: two ranked runs differ in this fact. *known 1: each ranked run has the fact. */
 static int g2zp_same(const g2zp_comparison *m, const g2zp_fact *fact, int *known) {
   char first[G2ZP_CELL] = "", text[G2ZP_CELL];
   *known = 1;
   for (const g2zp_run *run = m->runs; run < m->runs + m->count; run++) {
-    if (isnan(g2zp_best(run))) continue;
+    if (g2zp_unranked(run)) continue;
     const char *cell = g2zp_run_cell(text, run, fact);
     if (*first && *cell && strcmp(first, cell) != 0) return 0;
     if (*cell) snprintf(first, sizeof first, "%s", cell);
@@ -2446,7 +2530,7 @@ static void g2zp_compare_measure(g2zp_comparison *m) {
   static const g2zp_fact text = {"", "validation.text_hash", NULL, NULL, 1, 0};
   int known;
   m->measure = G2ZP_NO_MEASURE;
-  if (m->validated < 2 || (g2zp_same(m, &g2zp_set, &known) && known)) m->measure = G2ZP_LOSS;
+  if (m->ranked < 2 || (g2zp_same(m, &g2zp_set, &known) && known)) m->measure = G2ZP_LOSS;
   else if (g2zp_same(m, &text, &known) && known) m->measure = G2ZP_BITS;
   for (size_t r = 0; r < m->count; r++) {
     g2zp_curves *c = &m->runs[r].curves;
@@ -2475,40 +2559,41 @@ static void g2zp_compare_reached(g2zp_comparison *m) {
   }
 }
 
-/* Compares the runs. The level is --target-loss if losses are the measure, all targets are equal,
- * and at least two runs reached it. Else it is the highest of the best values of complete runs,
- * which all of them reached; if fewer than two runs are complete, of all runs. */
+/* Compares the ranked runs. The level is --target-loss if losses are the measure, all targets are
+ * equal, and at least two ranked runs reached it. Else it is the highest of the best values of
+ * complete runs, which all of them reached; if fewer than two runs are complete, of all of them. */
 static void g2zp_compare(g2zp_comparison *m) {
+  const g2zp_run *run, *const end = m->runs + m->count;
+  size_t complete = 0, reached = 0;  /* ranked runs that completed; that reached the target */
   int targets = 1;                   /* 0: two targets differ */
-  size_t complete = 0;               /* complete runs with a validation */
-  char result[64], why[G2ZP_TEXT];
   m->target = m->level = NAN;
-  for (size_t r = 0; r < m->count; r++) {
-    const double own = g2z_object_number(&m->runs[r].metrics, "summary.target_loss");
+  for (run = m->runs; run < end; run++) {
+    const double own = g2z_object_number(&run->metrics, "summary.target_loss");
     if (own < m->target || own > m->target) targets = 0;
     if (!isnan(own)) m->target = own;
-    if (isnan(g2zp_best(&m->runs[r]))) continue;
-    m->validated++;
-    complete += (size_t)g2zp_run_result(&m->runs[r], result, why);
+    if (g2zp_unranked(run)) continue;
+    m->ranked++;
+    complete += run->end == G2ZP_COMPLETED;
   }
   g2zp_compare_measure(m);
   if (!targets || m->measure != G2ZP_LOSS) m->target = NAN;
   if (m->measure == G2ZP_NO_MEASURE) return;
-  for (size_t r = 0; r < m->count; r++) {
-    m->on_target += g2zp_best(&m->runs[r]) <= m->target;
-    if (m->validated < 2) continue;
-    if (complete < 2 || g2zp_run_result(&m->runs[r], result, why))
-      m->level = fmax(m->level, g2zp_value(&m->runs[r])); /* ignores NaN */
+  for (run = m->runs; run < end; run++) {
+    m->on_target += g2zp_best(run) <= m->target;
+    if (g2zp_unranked(run)) continue;
+    reached += g2zp_best(run) <= m->target;
+    if (!m->best || g2zp_value(run) < g2zp_value(m->best)) m->best = run;
+    if (m->ranked > 1 && (complete < 2 || run->end == G2ZP_COMPLETED))
+      m->level = fmax(m->level, g2zp_value(run)); /* ignores NaN */
   }
-  m->by_target = m->on_target > 1;
+  m->by_target = reached > 1;
   if (m->by_target) m->level = m->target;
   g2zp_compare_reached(m);
-  for (const g2zp_run *run = m->runs; run < m->runs + m->count && m->validated > 1; run++)
-    if (!m->best || g2zp_value(run) < g2zp_value(m->best) || isnan(g2zp_value(m->best)))
-      m->best = run;
-  for (const g2zp_run *run = m->runs; run < m->runs + m->count && m->best; run++) {
-    if (run == m->best || isnan(g2zp_reached(run, G2ZP_COLUMN_val_step))) continue;
-    if (run->diverged || run->failed || run->failure.text) continue;
+  for (run = m->runs; run < end; run++) {
+    if (run == m->best || g2zp_unranked(run)) continue;
+    if (g2zp_differ(run, m->best) == G2ZP_SETTINGS &&
+        (!m->next || g2zp_value(run) < g2zp_value(m->next))) m->next = run;
+    if (isnan(g2zp_reached(run, G2ZP_COLUMN_val_step))) continue;
     if (!m->base || g2zp_value(run) > g2zp_value(m->base)) m->base = run;
   }
 }
@@ -2539,107 +2624,148 @@ static void g2zp_page_why(g2z_page *page, const g2zp_comparison *m) {
   g2zp_page_differing(page, m->runs, m->count, G2ZP_OF_LOSS | G2ZP_OF_TEXT);
 }
 
-/* Puts which run is better: by how much, at which loss, and in how much of the steps, tokens and
- * seconds. */
+/* What the best value of each measure is called, and its unit. */
+static const char *const g2zp_bests[] = {"best validation loss", "best result", ""};
+static const char *const g2zp_units[] = {"", " bits per byte", ""};
+
+/* Puts how far the ranked runs lie apart that have the same settings: a reader needs it to judge
+ * other differences. */
+static void g2zp_page_seeds(g2z_page *page, const g2zp_comparison *m) {
+  const g2zp_run *low = NULL, *high = NULL; /* the two that lie farthest apart */
+  const char *alike = "have the same settings";
+  char names[500], text[3][G2ZP_CELL], sentence[1200];
+  for (const g2zp_run *a = m->runs; a < m->runs + m->count; a++)
+    for (const g2zp_run *b = m->runs; b < m->runs + m->count; b++) {
+      if (a == b || g2zp_unranked(a) || g2zp_unranked(b) || g2zp_value(a) > g2zp_value(b)) continue;
+      if (low && g2zp_value(b) - g2zp_value(a) <= g2zp_value(high) - g2zp_value(low)) continue;
+      if (g2zp_differ(a, b) == G2ZP_SETTINGS) continue;
+      low = a;
+      high = b;
+    }
+  if (!low) return;
+  if (g2zp_differ(low, high) == G2ZP_SEED) alike = "differ by the seed alone";
+  snprintf(names, sizeof names, "%.200s and %.200s", low->name, high->name);
+  if (!m->next && m->ranked > 2) snprintf(names, sizeof names, "The %zu runs", m->ranked);
+  snprintf(sentence, sizeof sentence, "%s %s: their best results lie %s apart, from %s to %s%s. A "
+           "difference of this size between other runs can be chance.", names, alike,
+           g2zp_loss_text(text[0], g2zp_value(high) - g2zp_value(low)),
+           g2zp_loss_text(text[1], g2zp_value(low)), g2zp_loss_text(text[2], g2zp_value(high)),
+           g2zp_units[m->measure]);
+  if (m->next) g2z_page_text(page, "%s", sentence);
+  else g2z_page_lead(page, "%s", sentence);
+}
+
+/* Puts which run is better and by how much, then in how much of the steps, tokens and seconds it
+ * reached the level. */
 static void g2zp_page_better(g2z_page *page, const g2zp_comparison *m) {
-  const char *const what = m->measure == G2ZP_BITS ? "bits per byte" : "loss";
-  const char *const best = m->best->name;
-  const g2zp_run *next = NULL;       /* the second best */
-  char level[G2ZP_CELL], own[G2ZP_CELL], lower[G2ZP_CELL], cell[G2ZP_CELL];
-  char shares[400] = "", dearer[100] = "", verdict[700], last[700];
-  int known = 0;                     /* number of known shares; `dearer` names those above 1 */
-  for (const g2zp_run *run = m->runs; run < m->runs + m->count; run++)
-    if (run != m->best && !isnan(g2zp_value(run)) &&
-        (!next || g2zp_value(run) < g2zp_value(next))) next = run;
+  static const char *const costs[] = { /* bit i: more of g2zp_spent[i] than the base run */
+      "", "steps", "tokens", "steps and tokens", "seconds", "steps and seconds",
+      "tokens and seconds", "steps, tokens and seconds"};
+  const char *const best = m->best->name, *const next = m->next->name;
+  const char *const what = g2zp_bests[m->measure];
+  const double by = g2zp_value(m->next) - g2zp_value(m->best);
+  char own[2 * G2ZP_CELL], lower[G2ZP_CELL], cell[G2ZP_CELL], shares[400] = "";
+  unsigned dearer = 0;               /* bits as in `costs` */
   for (int i = 0; i < 3 && m->base; i++) {
-    const char *name = g2zp_spent[i].names, *joint = "", *of = "of";
     const double share = g2zp_reached(m->best, g2zp_spent[i].column) /
                          g2zp_reached(m->base, g2zp_spent[i].column);
+    const char *joint = "", *of = "of";
     if (!isfinite(share)) continue;
     if (m->measure == G2ZP_BITS && g2zp_spent[i].column == G2ZP_COLUMN_val_tokens)
       continue;                      /* tokens of two vocabularies */
-    if (known++) joint = i == 2 ? " and " : ", ";
+    if (*shares) joint = i == 2 ? " and " : ", ";
     if (share > 1.005) {
       of = "times";
-      snprintf(dearer + strlen(dearer), 30, "%s%s", *dearer ? " and " : "", name);
+      dearer |= 1u << i;
     }
     snprintf(shares + strlen(shares), 100, "%s%.40s %s the %s", joint,
-             g2zp_number_text(cell, "%.2f", share), of, name);
+             g2zp_number_text(cell, "%.2f", share), of, g2zp_spent[i].name);
   }
-  g2zp_number_text(level, "%.4f", m->level);
-  g2zp_number_text(own, "%.4f", g2zp_value(m->best));
-  const double by = g2zp_value(next) - g2zp_value(m->best);
-  const char *reaches = "it";
-  snprintf(last, sizeof last, "Its own best is %s, %s lower than %.200s's.", own,
-           g2zp_number_text(lower, "%.4f", by), next->name);
-  if (by < 5e-5) {
-    snprintf(verdict, sizeof verdict, "%.200s and %.200s are equally good", best, next->name);
-    snprintf(last, sizeof last, "The best of both is %s.", own);
-    reaches = best;
-  } else if (*dearer) {
-    snprintf(verdict, sizeof verdict, "%.200s gets the lowest %s, but takes more %s than %.200s",
-             best, what, dearer, m->base->name);
-  } else if (m->validated > 2) {
-    snprintf(verdict, sizeof verdict, "%.200s is the best of %zu runs", best, m->validated);
-  } else {
-    snprintf(verdict, sizeof verdict, "%.200s is better than %.200s", best, next->name);
-  }
-  if (!known)
-    g2z_page_lead(page, "%s. %s Steps, tokens and seconds are not compared, as a run diverged, "
-                  "failed, has no metrics.jsonl, or began from another run's checkpoint.", verdict,
-                  last);
-  else if (m->by_target)
-    g2z_page_lead(page, "%s: %.200s reaches the target loss, %s, in %s of %.200s. %s", verdict,
-                  reaches, level, shares, m->base->name, last);
+  snprintf(own, sizeof own, "%s%s", g2zp_loss_text(cell, g2zp_value(m->best)),
+           g2zp_units[m->measure]);
+  g2zp_loss_text(lower, by);
+  g2zp_loss_text(cell, m->level);
+  if (by < 5e-5)
+    g2z_page_lead(page, "%s and %s are equally good: the %s of both is %s.", best, next, what, own);
+  else if (dearer)
+    g2z_page_lead(page, "%s gets the %s, %s, %s lower than %s, but takes more %s to get as low as "
+                  "%s.", best, what, own, lower, next, costs[dearer], m->base->name);
+  else if (m->ranked > 2)
+    g2z_page_lead(page, "%s is the best of %zu runs: its %s is %s, %s lower than %s.", best,
+                  m->ranked, what, own, lower, next);
   else
-    g2z_page_lead(page, "%s: %.200s reaches the best %s of %.200s, %s, in %s. %s", verdict, reaches,
-                  what, m->base->name, level, shares, last);
+    g2z_page_lead(page, "%s is better than %s: its %s is %s, %s lower.", best, next, what, own,
+                  lower);
+  if (!*shares)
+    g2z_page_text(page, "Steps, tokens and seconds are not compared, as a run has no metrics.jsonl, "
+                  "or began from another run's checkpoint.");
+  else if (m->by_target)
+    g2z_page_text(page, "%s reaches the target loss, %s, in %s of %s.", best, cell, shares,
+                  m->base->name);
+  else
+    g2z_page_text(page, "%s reaches %s's best, %s, in %s.", best, m->base->name, cell, shares);
 }
 
 /* Puts the answer of the page: which run is better, then what limits this answer. */
 static void g2zp_page_verdict(g2z_page *page, const g2zp_comparison *m) {
-  char result[64], why[G2ZP_TEXT], cell[G2ZP_CELL];
+  char cell[G2ZP_CELL];
   const g2zp_run *run, *end = m->runs + m->count;
-  if (m->best) g2zp_page_better(page, m);
-  else if (m->validated < 2)
-    g2z_page_lead(page, "There is nothing to compare: %s validation loss. To get one, add --val to "
-                  "train.", m->validated ? "only one run has a" : "no run has a");
+  if (m->next) g2zp_page_better(page, m);
+  if (m->ranked > 1 && m->best) g2zp_page_seeds(page, m);
+  if (m->ranked == 1)
+    g2z_page_lead(page, "Only %s has a result: its best validation loss is %s.", m->best->name,
+                  g2zp_loss_text(cell, g2zp_best(m->best)));
+  if (!m->ranked) g2z_page_lead(page, "No run has a result.");
   if (m->measure != G2ZP_LOSS) g2zp_page_why(page, m);
-  g2zp_number_text(cell, "%.4f", m->target);
+  g2zp_loss_text(cell, m->target);
   if (*cell && !m->on_target) g2z_page_text(page, "No run reached the target loss, %s.", cell);
   for (run = m->runs; run < end && m->on_target == 1; run++)
     if (g2zp_best(run) <= m->target)
       g2z_page_text(page, "Only %s reached the target loss, %s.", run->name, cell);
   for (run = m->runs; run < end; run++) {
-    if (g2zp_run_result(run, result, why)) continue;
     const size_t steps = run->curves.count[G2ZP_STEPS];
+    const char *unranked = g2zp_unranked(run);
+    char about[G2ZP_TEXT + 100] = "";
     double last = 0;
     if (steps) last = run->curves.column[G2ZP_COLUMN_step][steps - 1];
-    g2z_page_text(page, "%s is not complete: %s%s%s. It has %s steps.", run->name, result,
-                  *why ? ", " : "", why, g2zp_number_text(cell, "%.0f", last));
+    g2zp_number_text(cell, "%.0f", last);
+    if (run->end >= G2ZP_DIVERGED)
+      snprintf(about, sizeof about, " after %s steps: %s", cell, run->why);
+    if (unranked && m->ranked < 2)
+      g2z_page_lead(page, "%s is not compared, since %s%s.", run->name, unranked, about);
+    else if (unranked)
+      g2z_page_text(page, "%s is not compared, since %s%s.", run->name, unranked, about);
+    if (run->end == G2ZP_STOPPED || run->end == G2ZP_NOT_ENDED)
+      g2z_page_text(page, "%s is not complete: %s, %s. It has %s steps.", run->name,
+                    g2zp_ends[run->end], run->why, cell);
   }
 }
 
-/* Puts a table of validation losses, and of the steps, tokens and seconds until each run reached
- * the level. Relative figures come first: a narrow screen shows them. */
+/* Puts a table of each run's best result, and of the steps, tokens and seconds until it reached the
+ * level. A narrow screen shows the first columns. */
 static void g2zp_page_validations(g2z_page *page, const g2zp_comparison *m) {
   static const char *const bits_at = "summary.best_val_bits_per_byte";
   const char *headers[13] = {"run"};
-  int columns = 1, bits = 0, incomplete = 0;
-  char cell[G2ZP_CELL], result[64], why[G2ZP_TEXT];
+  char names[3][G2ZP_CELL + 16], cell[G2ZP_CELL];
+  int columns = 1, bits = 0, validated = 0, incomplete = 0;
   const g2zp_run *run, *end = m->runs + m->count;
-  if (!m->validated) return;
   for (run = m->runs; run < end; run++) {
     bits |= !isnan(g2z_object_number(&run->metrics, bits_at));
-    incomplete |= !g2zp_run_result(run, result, why);
+    validated |= !isnan(g2zp_best(run));
+    incomplete |= run->end != G2ZP_COMPLETED;
   }
+  if (!validated) return;
   g2z_page_heading(page, "Validation");
-  for (int i = 0; i < 3 && m->base; i++) headers[columns++] = g2zp_spent[i].name;
   headers[columns++] = "best loss";
   if (bits) headers[columns++] = "best bits per byte";
+  for (int i = 0; i < 3 && m->base; i++) {
+    snprintf(names[i], sizeof names[i], "%s to %s", g2zp_spent[i].name,
+             g2zp_loss_text(cell, m->level));
+    headers[columns++] = names[i];
+    headers[columns++] = "relative";
+  }
   headers[columns++] = "best step";
   headers[columns++] = "last loss";
-  for (int i = 0; i < 3 && m->base; i++) headers[columns++] = g2zp_spent[i].names;
   if (incomplete) headers[columns++] = "result";
   g2z_page_table(page, columns, headers);
   for (run = m->runs; run < end; run++) {
@@ -2651,28 +2777,25 @@ static void g2zp_page_validations(g2z_page *page, const g2zp_comparison *m) {
       best_step = c->column[G2ZP_COLUMN_val_step][c->best];
     }
     g2z_page_cell(page, "%s", run->name);
+    g2z_page_cell(page, "%s", g2zp_loss_text(cell, g2zp_best(run)));
+    const double best_bits = g2z_object_number(&run->metrics, bits_at);
+    if (bits) g2z_page_cell(page, "%s", g2zp_loss_text(cell, best_bits));
     for (int i = 0; i < 3 && m->base; i++) {
-      const double share = g2zp_reached(run, g2zp_spent[i].column) /
-                           g2zp_reached(m->base, g2zp_spent[i].column);
+      const double spent = g2zp_reached(run, g2zp_spent[i].column);
+      const double share = spent / g2zp_reached(m->base, g2zp_spent[i].column);
+      g2z_page_cell(page, "%s", g2zp_number_text(cell, g2zp_spent[i].format, spent));
       g2z_page_cell(page, "%s", g2zp_number_text(cell, "%.2f", share));
     }
-    g2z_page_cell(page, "%s", g2zp_number_text(cell, "%.4f", g2zp_best(run)));
-    const double best_bits = g2z_object_number(&run->metrics, bits_at);
-    if (bits) g2z_page_cell(page, "%s", g2zp_number_text(cell, "%.4f", best_bits));
     g2z_page_cell(page, "%s", g2zp_number_text(cell, "%.0f", best_step));
-    g2z_page_cell(page, "%s", g2zp_number_text(cell, "%.4f", last_loss));
-    for (int i = 0; i < 3 && m->base; i++)
-      g2z_page_cell(page, "%s", g2zp_number_text(cell, g2zp_spent[i].format,
-                                                 g2zp_reached(run, g2zp_spent[i].column)));
-    g2zp_run_result(run, result, why);
-    if (incomplete) g2z_page_cell(page, "%s", result);
+    g2z_page_cell(page, "%s", g2zp_loss_text(cell, last_loss));
+    if (incomplete) g2z_page_cell(page, "%s", g2zp_ends[run->end]);
   }
   if (!m->base) return;
   g2z_page_text(page, "Steps, tokens and seconds of training are counted up to the first "
                 "validation with %s of at most %s, %s. Relative figures compare with %s. A run "
                 "that began from another run's checkpoint has none.",
                 m->measure == G2ZP_BITS ? "bits per byte" : "a loss",
-                g2zp_number_text(cell, "%.4f", m->level),
+                g2zp_loss_text(cell, m->level),
                 m->by_target ? "the target" : "the highest of the best values of complete runs",
                 m->base->name);
 }
@@ -2696,14 +2819,14 @@ static void g2zp_page_compared(g2z_page *page, const g2zp_comparison *m) {
   g2z_axis axis = G2Z_AXIS_AUTO;
   int headed = 0;
   for (const g2zp_run *run = m->runs; run < m->runs + m->count; run++)
-    if (run->diverged) axis = G2Z_AXIS_LOG; /* its losses would flatten the others */
-  snprintf(level_name, sizeof level_name, "%s %s", name, g2zp_number_text(cell, "%.4f", m->level));
+    if (run->end == G2ZP_DIVERGED) axis = G2Z_AXIS_LOG; /* its losses would flatten the others */
+  snprintf(level_name, sizeof level_name, "%s %s", name, g2zp_loss_text(cell, m->level));
   for (size_t n = 0; n < G2Z_COUNT(charts); n++) {
     g2z_series series[G2Z_CHART_SERIES];
     const int validation = charts[n].y == X(val_measure);
-    const char *about = "nats per token of the run's own data, smoothed";
+    const char *about = "nats per token of the run's own data";
     double ends[2] = {INFINITY, -INFINITY};
-    int used = 0;
+    int used = 0, smoothed = 0;
     for (size_t r = 0; r < m->count && used < G2Z_CHART_SERIES - 1; r++) {
       const g2zp_curves *c = &m->runs[r].curves;
       const char *run = m->runs[r].name;
@@ -2712,6 +2835,7 @@ static void g2zp_page_compared(g2z_page *page, const g2zp_comparison *m) {
       if (!c->column[0]) continue; /* no metrics.jsonl */
       if (strlen(run) > 60) run += strlen(run) - 60;
       if (column == X(smooth) && c->count[G2ZP_STEPS] < 100) column = X(loss); /* not smoothed */
+      smoothed += column == X(smooth);
       *s = g2zp_curve(c, run, column);
       s->x = c->column[charts[n].x];
       if (validation) s->mark = G2Z_MARK_POINTS;
@@ -2725,6 +2849,8 @@ static void g2zp_page_compared(g2z_page *page, const g2zp_comparison *m) {
       series[used++] = line;
     }
     snprintf(title, sizeof title, "Loss over %s", charts[n].over);
+    if (smoothed) about = "nats per token of the run's own data, smoothed from 100 steps on";
+    if (smoothed == used) about = "nats per token of the run's own data, smoothed";
     if (validation) {
       snprintf(title, sizeof title, "Validation %s over %s", name, charts[n].over);
       about = "nats per token";
@@ -2744,13 +2870,13 @@ static void g2zp_page_compared(g2z_page *page, const g2zp_comparison *m) {
 }
 
 /* Puts what differs between the runs, and folded, what they share. */
-static g2z_status g2zp_page_settings_of(g2z_page *page, const g2zp_comparison *m) {
+static void g2zp_page_settings_of(g2z_page *page, const g2zp_comparison *m) {
   char cell[G2ZP_CELL], title[64];
   int alike = 0;
   if (m->count > 1) {
     g2z_page_heading(page, "What differs");
     g2zp_page_differing(page, m->runs, m->count, G2ZP_COMPARED | G2ZP_MEASURED);
-    G2Z_TRY(g2zp_page_flags(page, m->runs, m->count));
+    g2zp_page_flags(page, m->runs, m->count);
   }
   for (int put = 0; put < 2; put++) {
     if (put) {
@@ -2769,8 +2895,7 @@ static g2z_status g2zp_page_settings_of(g2z_page *page, const g2zp_comparison *m
   }
   g2z_page_text(page, "Read from each training_metrics.json. Tokens/s includes the first steps, "
                       "which experiments leave out as warm-up. Step times are from the last "
-                      "epoch. Settings and flags are those of a run's last start.");
-  return G2Z_OK;
+                      "epoch. A run's settings and flags are from its last start.");
 }
 
 /* Names the runs by what follows the directories that all of them share. */
@@ -2810,9 +2935,9 @@ G2Z_API g2z_status g2z_results_page(g2z_results *results, const char *path) {
     if (results->report_count) g2z_page_heading(page, "Runs");
     g2zp_compare(&m);
     if (m.count > 1) g2zp_page_verdict(page, &m);
-    g2zp_page_compared(page, &m);
     g2zp_page_validations(page, &m);
-    status = g2zp_page_settings_of(page, &m);
+    g2zp_page_compared(page, &m);
+    g2zp_page_settings_of(page, &m);
   }
   if (status == G2Z_OK) status = g2z_page_commit(page);
   g2z_page_free(page);
