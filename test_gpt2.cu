@@ -247,6 +247,7 @@ static const g2z_test_entry test_table[] = {
     {"train_clamped", "numbers that 8 bits clamp are said once", test_train_clamped},
     {"train_console", "steps share one line of a terminal, which never wraps", test_train_console},
     {"train_hints", "the commands that a run prints can be pasted", test_train_hints},
+    {"train_diverged", "a diverged run prints how to go back", test_train_diverged},
     {"train_tame", "names cannot steer a terminal; lines of 80 columns", test_train_tame},
     {"train_mixture", "sets by weight, resumed and on several ranks", test_train_mixture},
     {"golden_gradients", "logits, loss, gradients equal Hugging Face's", test_golden_gradients},

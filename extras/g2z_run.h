@@ -684,11 +684,19 @@ static void g2zr_put_variable(g2z_json_out *out, const char *key, const char *va
   else G2ZR_NONE(key);
 }
 
-/* The decimal number that the user typed: 0.0003 for the float 0.000300000014. */
+
+/* The shortest decimal number that lies within one float of the value: 0.003 for the float
+ * 0.00300000003, and 0.0001 for a tenth of the float 0.001, which is 0.000100000005. */
 static double g2zr_decimal(float value) {
+  const double apart = (double)nextafterf(value, INFINITY) - (double)value;
+  double number = (double)value;
   char text[32];
-  snprintf(text, sizeof text, "%.6g", (double)value);
-  return strtod(text, NULL);
+  for (int digits = 1; digits <= 9; digits++) {
+    snprintf(text, sizeof text, "%.*g", digits, (double)value);
+    number = strtod(text, NULL);
+    if (fabs(number - (double)value) <= apart) break;
+  }
+  return number;
 }
 
 /* An entry of "epochs". */
@@ -756,11 +764,15 @@ static double g2zr_recent_loss(const g2z_run *run) {
   return sum / (double)run->sum.losses;
 }
 
-/* 1 if the mean of the recent losses is clearly above the loss of guessing, in which all tokens are
- * equally likely. The margin is the one of g2zr_weigh. */
+/* 1: the loss is not clearly above the loss of guessing, which takes all tokens as equally likely.
+ * The margin is the one of g2zr_weigh. */
+static int g2zr_plausible(const g2z_run *run, double loss) {
+  return loss <= 1.1 * log(run->config.train.model.vocab) + 0.1;
+}
+
+/* 1: the mean of the recent losses is worse than guessing. */
 static int g2zr_diverged(const g2z_run *run) {
-  const double guessing = log(run->config.train.model.vocab);
-  return run->sum.losses > 0 && !(g2zr_recent_loss(run) <= 1.1 * guessing + 0.1);
+  return run->sum.losses > 0 && !g2zr_plausible(run, g2zr_recent_loss(run));
 }
 
 static void g2zr_put_ending(const g2z_run *run, g2z_json_out *out) {
@@ -1124,8 +1136,8 @@ static const char *g2zr_length(const g2z_run *run, int64_t *value) {
   return flag;
 }
 
-/* How to start this program again. `other` 1: as a new run, in its own directory, that starts from
- * `value`. */
+/* How to start this program again. `other` 1: as a new run, in its own directory. `flag` is one flag
+ * or several, the last without its `value`. */
 #define G2ZR_COMMAND_BYTES 1400
 static const char *g2zr_command(const g2z_run *run, int other, const char *flag, const char *value,
                                 char text[G2ZR_COMMAND_BYTES]) {
@@ -1140,7 +1152,7 @@ static const char *g2zr_command(const g2z_run *run, int other, const char *flag,
   if (aside)
     used += snprintf(text + used, G2ZR_COMMAND_BYTES - (size_t)used, " --save-weights %s",
                      g2z_shell_word(g2z_path_in(to, "weights").text, words[0], sizeof words[0]));
-  if (other && c->resume)
+  if (other && c->resume && !strstr(flag, "--resume"))
     snprintf(text + used, G2ZR_COMMAND_BYTES - (size_t)used, ", without --resume");
   return text;
 }
@@ -2199,7 +2211,7 @@ static void g2zr_know(g2z_run *run, const g2z_report *report) {
   g2z_metrics *m = &run->known;
   m->step = report->loss_step;
   m->loss = (double)report->loss;
-  m->lr = (double)report->lr;
+  m->lr = g2zr_decimal(report->lr);
   m->grad_norm = (double)report->grad_norm;
   m->loss_scale = (double)report->loss_scale;
   m->skipped = report->skipped;
@@ -2891,10 +2903,9 @@ static void g2zr_say_result(g2z_run *run) {
            G2Z_PLURAL(m->step), skipped, m->tokens, g2zr_duration(g2zr_wall_s(run)).text);
   if (g2zr_diverged(run))
     g2z_log(run->services, G2Z_LOG_WARNING, "the run diverged: the loss of the last steps, %.4g, "
-            "is worse than guessing, which has %.4g. Start again with a lower --lr (%g)%s",
+            "is worse than guessing, which has %.4g: it needs a lower --lr (%g)",
             g2zr_recent_loss(run), log(run->config.train.model.vocab),
-            (double)run->config.train.optimizer.lr,
-            run->saved < 0 ? "" : ", or from an earlier checkpoint");
+            (double)run->config.train.optimizer.lr);
 }
 
 static void g2zr_say_patience(g2z_run *run) {
@@ -2974,6 +2985,36 @@ static void g2zr_say_further(g2z_run *run) {
              g2zr_command(run, 1, "--init-from", weights, text));
 }
 
+/* Prints what to do after a divergence: the same with half of the rate, from the best checkpoint,
+ * else from the newest one before the loss rose, else from where the run began. If no step was ever
+ * applied, the rate is not the cause: the failure's sentence has the remedy. */
+static void g2zr_say_diverged(g2z_run *run) {
+  const g2z_run_config *config = &run->config;
+  const g2z_optimizer_config *optimizer = &config->train.optimizer;
+  char word[420], flags[600], rate[40], text[G2ZR_COMMAND_BYTES];
+  const g2zr_low low = g2zr_best(run);
+  g2z_path sound = {""};
+  int64_t step = -1;
+  if (run->context->rank != 0 || !config->run_dir || run->applied == 0) return;
+  if (config->keep_best && low.step >= 0 && g2zr_plausible(run, low.loss))
+    g2zr_latest(run, "", low.step + 1, &step);
+  else if (run->sum.unsound > 0 && g2zr_plausible(run, run->sum.best_loss))
+    g2zr_latest(run, "", run->sum.unsound, &step);
+  if (step >= 0) sound = g2zr_checkpoint(run, step, "");
+  else if (run->resume && !run->found.own) /* another run's */
+    snprintf(sound.text, sizeof sound.text, "%s", run->resume);
+  flags[0] = 0;
+  if (sound.text[0])
+    snprintf(flags, sizeof flags, "--resume %s ", g2z_shell_word(sound.text, word, sizeof word));
+  if (optimizer->kind == G2Z_OPTIMIZER_MUON)
+    snprintf(flags + strlen(flags), 60, "--adam-lr %.9g ", g2zr_decimal(optimizer->adam_lr / 2));
+  strcat(flags, "--lr");
+  snprintf(rate, sizeof rate, "%.9g", g2zr_decimal(optimizer->lr / 2));
+  G2ZR_SAY(run, "%s with half of the rate: %s",
+           sound.text[0] ? "To go back to before the divergence," : "To start again",
+           g2zr_command(run, 1, flags, rate, text));
+}
+
 /* Writes training_metrics.json, then RUN_COMPLETE.txt. That file names the weights, or else the
  * last step's checkpoint. */
 static g2z_status g2zr_complete(g2z_run *run) {
@@ -3006,9 +3047,13 @@ static g2z_status g2zr_finish(g2z_run *run) {
     if (run->config.run_dir) G2ZR_SAY(run, "curves: %s/report.html", run->config.run_dir);
     const g2z_path better = g2zr_say_best(run);
     if (weights) G2ZR_SAY(run, "weights: %s", weights);
-    if (better.text[0]) g2zr_say_use(run, better.text);
-    else if (weights) g2zr_say_use(run, weights);
-    g2zr_say_further(run);
+    if (g2zr_diverged(run)) {
+      g2zr_say_diverged(run);
+    } else {
+      if (better.text[0]) g2zr_say_use(run, better.text);
+      else if (weights) g2zr_say_use(run, weights);
+      g2zr_say_further(run);
+    }
   }
   return g2zr_complete(run);
 }
@@ -3121,16 +3166,21 @@ static void g2zr_rescue(g2z_run *run, g2z_run_event *event) {
 }
 
 G2Z_API g2z_status g2z_run_next(g2z_run *run, g2z_run_event *event) {
-  char failed[G2Z_ERROR_BYTES + 16];
+  char last[G2Z_ERROR_BYTES + 16];
+  const char *word = "failed: ";     /* the page reads it */
   memset(event, 0, sizeof *event);
   g2z_status status = g2zr_advance(run, event);
   if (status == G2Z_OK) return G2Z_OK;
   g2zr_failure failure = {G2Z_OK, 0, ""}; /* a copy: the next calls may overwrite the sentence */
   g2zr_note_failure(run, &failure, status);
   if (status == G2Z_IO || status == G2Z_FORMAT) g2zr_rescue(run, event);
-  snprintf(failed, sizeof failed, "%s%s", status == G2Z_STOPPED ? "" : "failed: ",
-           failure.sentence);
-  g2zr_log(run, failed);             /* the page reads the word */
+  if (status == G2Z_STOPPED) word = "";
+  if (status == G2Z_DIVERGED) {
+    word = "diverged: ";
+    g2zr_say_diverged(run);
+  }
+  snprintf(last, sizeof last, "%s%s", word, failure.sentence);
+  g2zr_log(run, last);
   if (run->metrics.file >= 0 && status != G2Z_STOPPED)
     g2z_report_run(run->services, run->config.run_dir);
   return g2zr_tell_failure(run, &failure);

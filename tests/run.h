@@ -362,7 +362,8 @@ static void test_run_diverges(g2z_test *t) {
                  "the loss of step 6, the last, is nan. Start again with a lower --lr (0.01), or");
     CHECK(t, seen.steps == (again ? 0 : 6));
     CHECK(t, test_there(t, "late/step-000006") && !test_there(t, "late/RUN_COMPLETE.txt"));
-    CHECK_HAS(t, test_read(t, "late/report.html"), "<dd>failed<small>the run diverged: the loss of ");
+    CHECK_HAS(t, test_read(t, "late/report.html"), "<dd>diverged<small>the run diverged: the loss "
+              "of ", "<p>To start again with half of the rate: ", "/late-2 --lr 0.005</p>\n<details>");
   }
   /* A sample that such a model cannot write is not the cause that the run names. */
   s = test_run_prepare(t, "sample");
@@ -392,6 +393,7 @@ static void test_run_diverges(g2z_test *t) {
                 test_text("\"reason\": \"%s\"", ends[i].reason));
       const char *log = test_read(t, "%s/train.log", ends[i].reason);
       CHECK(t, (strstr(log, "warning: the run diver") == NULL) == i);
+      CHECK(t, (strstr(log, "  To ") == strstr(log, "  To start again with half ")) == !i);
       s.config.resume = "latest";
     }
   }
@@ -461,8 +463,16 @@ static void test_run_keeps_good(g2z_test *t) {
     if (i == 0) test_sh(t, "cp -r run kept");
     if (i < 2) /* a finite loss is a result, with a warning if it is worse than guessing */
       test_sh(t, "%s grep -q 'warning: the run diverged: the loss of the last steps, .* than gue.* "
-              "--lr (1000), or' run/train.log && grep -q '\"reason\": \"%s\"' "
+              "--lr (1000)$' run/train.log && grep -q '\"reason\": \"%s\"' "
               "run/training_metrics.json", i ? "" : "!", i ? "diverged" : "completed");
+    if (i == 1 || i == 2) { /* the page names the checkpoint from before the loss rose */
+      const char *page = test_read(t, "run/report.html");
+      CHECK_HAS(t, page, "<dt>result</dt><dd>diverged<", "<p>To go back to before the divergence, "
+                "with half of the rate: the same command with --run-dir ", "run-2 --resume ",
+                i == 1 ? "run/step-000005 --lr 500<" : "run/step-000004 --lr 0.005<");
+      CHECK(t, !strstr(page, "To generate text: ") && !strstr(page, "To continue training: ") &&
+                   !strstr(page, "To train these weights further: "));
+    }
   }
 }
 
@@ -2410,6 +2420,27 @@ static void test_train_hints(g2z_test *t) {
 #undef PASTE
 #undef TRAIN
   unsetenv("RUN");
+}
+
+/* A run that diverged prints what to do in place of how to use its weights. */
+static void test_train_diverged(g2z_test *t) {
+  static char said[16384], output[16384], command[4096];
+  static const char *const flags[] = {
+      "--steps 4 --lr 0.003 --schedule constant",
+      "--steps 30 --lr 3000 --clip 0 --resume latest --optimizer muon"};
+  TRAIN_OR_SKIP(t);
+  for (int i = 0; i < 2; i++) {
+    snprintf(command, sizeof command, "%s %s --run-dir %s --sample-tokens 0 --warmup 0 "
+             "--save-every 4 %s", test_train_program(), test_tiny(t), test_at(t, "run"), flags[i]);
+    CHECK(t, test_shell(test_text("{ %s; } 2>&1", command), said, sizeof said) == 0);
+    if (i == 0)
+      CHECK_HAS(t, test_read(t, "run/metrics.jsonl"), ", \"lr\": 0.003, \"grad_norm\"");
+  }
+  CHECK(t, !strstr(said, "To generate text: ") && !strstr(said, "To continue training: "));
+  CHECK(t, test_train_paste(t, command, said, "To go back to before the divergence, with half of "
+                            "the rate: the same command with ", output) == 0);
+  CHECK_HAS(t, output, "resumed after step 4, from ", "lr 1500 ", "lr 900 for AdamW");
+  CHECK(t, g2zr_decimal(0.1f * 0.001f) == 0.0001 && g2zr_decimal(0.1234567f) == 0.1234567);
 }
 
 /* No name can control the terminal, now or when a log is read later, or break lines of
