@@ -66,6 +66,10 @@ struct g2z__lt_product;             /* room k30: a shape and its algorithm */
 struct g2z__product_maps;           /* room k42 */
 struct g2z__product_data;
 typedef void (*g2z__product_kernel)(struct g2z__product_maps, struct g2z__product_data);
+struct g2z__post;                   /* room k80 */
+struct g2z__waits;
+typedef void (*g2z__meet_kernel)(uint32_t *const *flags, int lane, int rank, struct g2z__post post,
+                                 struct g2z__waits *waits, volatile uint64_t *met_ns);
 
 /* The occupancy of a kernel, for one block size and one size of dynamic shared memory. */
 typedef struct g2z__kernel {
@@ -94,6 +98,8 @@ typedef struct g2z__cuda {       /* device->backend */
   int hopper;                    /* 1: rooms k41 and k42 were compiled for this GPU */
   /* Room k42's kernel for a product that adds an operand or not; NULL: it has none. */
   g2z__product_kernel (*product_kernel_for)(const struct g2z__lt_key *key, int adds);
+  g2z__meet_kernel meet;         /* g2z_k_meet; NULL without NCCL */
+  const void *probe;             /* g2z_k_probe, see g2z__cuda_fill */
   size_t slice_bytes;            /* see g2z__slice_rows */
   int *taken;                    /* on the GPU: kernels count work items; 0 between kernels */
   decltype(&cuTensorMapEncodeTiled) encode; /* the driver's; NULL until looked up */
@@ -8563,7 +8569,7 @@ static __global__ void g2z_k_meet(uint32_t *const *flags, int lane, int rank, g2
 
 static g2z_status g2z__nccl_meet(g2z_comm *comm, g2z__post post) {
   g2z__nccl *nccl = g2z__nccl_of(comm);
-  g2z_k_meet<<<1, (unsigned)comm->world, 0, nccl->stream>>>(
+  g2z__cuda_of(comm->device)->meet<<<1, (unsigned)comm->world, 0, nccl->stream>>>(
       (uint32_t *const *)nccl->flags.mapped_there, G2Z__LANE_QUEUE, comm->rank, post, NULL, NULL);
   nccl->pushed = 0;
   return g2z__launched(comm->device, "g2z_k_meet");
@@ -9006,9 +9012,9 @@ static g2z_status g2z__nccl_rows_now(g2z_comm *comm, const g2z_call *rows, int *
   size_t at = (size_t)((char *)rows->to - region->mine) + (size_t)comm->rank * rows->n;
   g2z__post post = {region->mapped_there, at, (const uint32_t *)rows->from, (int)(rows->n / 4)};
   comm->device->ops->span_begin(comm->device, rows->span);
-  G2Z_TRY(g2z__launch(comm->device, "g2z_k_meet", g2z_k_meet, 1, (unsigned)comm->world, 0,
-                      (uint32_t *const *)nccl->flags.mapped_there, G2Z__LANE_DEVICE, comm->rank,
-                      post, nccl->waits, nccl->signs->met_ns));
+  G2Z_TRY(g2z__launch(comm->device, "g2z_k_meet", g2z__cuda_of(comm->device)->meet, 1,
+                      (unsigned)comm->world, 0, (uint32_t *const *)nccl->flags.mapped_there,
+                      G2Z__LANE_DEVICE, comm->rank, post, nccl->waits, nccl->signs->met_ns));
   comm->device->ops->span_end(comm->device, rows->span);
   return G2Z_OK;
 }
@@ -9192,8 +9198,13 @@ static void g2z_cuda_close(g2z_device *device) {
   device->backend = NULL;
 }
 
+/* The attributes of this kernel name the architecture of the code that the driver loads. With rooms
+ * k41 and k42 a block may have more than 32 threads. */
+static __global__ void __launch_bounds__(G2Z__HOPPER_THREADS(64)) g2z_k_probe(void) {}
+
 /* With G2Z_KERNELS this function is compiled for each pair of types in one object, which several
- * programs share. Nearly all kernels are in that object, as only this function leads to them. */
+ * programs share. All kernels that g2z__launch starts are in that object, as only this function
+ * leads to them; the probe tells for which architecture they were built. */
 #if defined(G2Z_KERNELS)
 #define G2Z__FILL
 #else
@@ -9203,7 +9214,11 @@ static void g2z_cuda_close(g2z_device *device) {
 template <typename A, typename G>
 G2Z__FILL void g2z__cuda_fill(g2z__cuda *cuda) {
   g2z_ops *ops = &cuda->ops;
+  cuda->probe = (const void *)g2z_k_probe;
   cuda->product_kernel_for = g2z__product_kernel_for<A>;
+#if defined(G2Z__NCCL)
+  cuda->meet = g2z_k_meet;
+#endif
   ops->allocate = g2z_cuda_allocate;
   ops->release = g2z_cuda_release;
   ops->allocate_host = g2z_cuda_allocate_host;
@@ -9261,10 +9276,6 @@ G2Z_KERNELS template void g2z__cuda_fill<__nv_bfloat16, float>(g2z__cuda *cuda);
 G2Z_KERNELS template void g2z__cuda_fill<__nv_bfloat16, __nv_bfloat16>(g2z__cuda *cuda);
 #endif
 
-/* Its attributes name the architecture of the code that the driver loads. With rooms k41 and k42 a
- * block may have more than 32 threads. */
-static __global__ void __launch_bounds__(G2Z__HOPPER_THREADS(64)) g2z_k_probe(void) {}
-
 static g2z_status g2z__cuda_open_gpu(g2z_device *device) {
   g2z__cuda *cuda = g2z__cuda_of(device);
   g2z_device_info *info = &device->info;
@@ -9280,7 +9291,7 @@ static g2z_status g2z__cuda_open_gpu(g2z_device *device) {
   info->bf16 = cuda->capability >= 80;
   cuda->shared_limit = (int)properties.sharedMemPerBlockOptin;
   snprintf(cuda->gpu, sizeof cuda->gpu, "%s", properties.name);
-  int known = cudaFuncGetAttributes(&attributes, g2z_k_probe) == cudaSuccess;
+  int known = cudaFuncGetAttributes(&attributes, cuda->probe) == cudaSuccess;
   (void)cudaGetLastError();
   cuda->built_for = known ? attributes.ptxVersion : 0;
   const char *features = cuda->capability == 90 ? "a" : ""; /* of -arch=sm_90a */
@@ -9365,12 +9376,10 @@ static g2z_status g2z__cuda_open(g2z_device *device) {
   if (device->dtype == G2Z_BF16)
     fill = wide ? g2z__cuda_fill<__nv_bfloat16, float>
                 : g2z__cuda_fill<__nv_bfloat16, __nv_bfloat16>;
+  fill(cuda);
   g2z_status status = g2z__cuda_open_gpu(device);
-  if (status == G2Z_OK) {
-    fill(cuda);
-    device->ops = &cuda->ops;
-  } else
-    g2z_cuda_close(device);
+  if (status == G2Z_OK) device->ops = &cuda->ops;
+  else g2z_cuda_close(device);
   return status;
 }
 
