@@ -272,6 +272,7 @@ build/check/nvcc_test_gpt2: NVCC_CHECK += -DG2Z_KERNELS=extern
 build/check/nvcc_%: %.cu gpt2_zero.h gpt2_zero_kernels.cuh $(EXTRAS)
 	@mkdir -p $(@D)
 	@$(NVCC_CHECK) -gencode arch=compute_90a,code=sm_90a $< -o $@
+	@! nm $@ | grep 'U .*g2z__cuda_fill' | grep -v 'Lm[0-9]*E' # its name has the structs' size
 	@echo 'ok    nvcc: $<, sm_90a'
 
 # For seven architectures: 14 minutes on two cores. A kernel that uses local memory for more than a

@@ -40,7 +40,8 @@
  *     G2Z_NO_NCCL                with nvcc: build for one GPU, even if <nccl.h> exists
  *     G2Z_KERNELS                with nvcc: several programs share one object that has the kernels.
  *                                Compile this file with G2Z_KERNELS empty, G2Z_STATIC and the
- *                                implementation; in the programs it is extern (see Makefile)
+ *                                implementation; in the programs it is extern (see Makefile). If
+ *                                the linker misses g2z__cuda_fill, the object is of another version
  *     G2Z_GIT_COMMIT             a string for the artifacts of a run
  *     G2Z_VERSION is the version of this file, as a string
  *     The same text compiles as C11 (gcc, clang) and as C++17 (g++, clang++, nvcc), before or after

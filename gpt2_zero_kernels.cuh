@@ -9202,16 +9202,28 @@ static void g2z_cuda_close(g2z_device *device) {
  * k41 and k42 a block may have more than 32 threads. */
 static __global__ void __launch_bounds__(G2Z__HOPPER_THREADS(64)) g2z_k_probe(void) {}
 
+/* The bytes of the structs that the kernels' object and a program share. */
+template <typename... T>
+static constexpr size_t g2z__bytes_of = (sizeof(T) + ...);
+static constexpr size_t g2z__shared_structs =
+    g2z__bytes_of<g2z__cuda, g2z_device, g2z_services, g2z_dropout, g2z_step_state,
+                  g2z_optimizer_config, g2z_verdict, g2z_narrow_weight, g2z_matrices,
+                  g2z_embed_fwd, g2z_embed_bwd, g2z_embed_add, g2z_embed_next, g2z_attention_next,
+                  g2z_layernorm_fwd, g2z_layernorm_bwd, g2z_linear_fwd, g2z_linear_bwd_data,
+                  g2z_linear_bwd_weight, g2z_attention_fwd, g2z_attention_bwd, g2z_head_loss,
+                  g2z_draw>;
+
 /* With G2Z_KERNELS this function is compiled for each pair of types in one object, which several
  * programs share. All kernels that g2z__launch starts are in that object, as only this function
- * leads to them; the probe tells for which architecture they were built. */
+ * leads to them; the probe tells for which architecture they were built. STRUCTS is part of the
+ * symbol: a program does not link with kernels whose structs have other sizes. */
 #if defined(G2Z_KERNELS)
 #define G2Z__FILL
 #else
 #define G2Z__FILL static
 #endif
 
-template <typename A, typename G>
+template <typename A, typename G, size_t STRUCTS = g2z__shared_structs>
 G2Z__FILL void g2z__cuda_fill(g2z__cuda *cuda) {
   g2z_ops *ops = &cuda->ops;
   cuda->probe = (const void *)g2z_k_probe;
