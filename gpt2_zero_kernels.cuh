@@ -2994,6 +2994,7 @@ template <typename A, typename G>
 static g2z_status g2z_cuda_linear_bwd_weight(g2z_device *device, const g2z_linear_bwd_weight *op) {
   const int N = op->N, K = op->K, O = op->O;
   G2Z_ASSERT(g2z__linear_bwd_weight_whole(op));
+  G2Z_ASSERT(!op->narrow_dy || N % 128 == 0);
   g2z__lt_key key = g2z__lt_rows_key<A, G>(device, K, N, O, G2Z__TRANSPOSED, G2Z__AS_IT_IS, O,
                                              CUBLASLT_EPILOGUE_DEFAULT);
   g2z__lt_operands on = g2z__lt_rows(op->dw, op->x, op->dy);
@@ -5473,6 +5474,7 @@ static void g2z__hopper_best_cut(g2z__hopper_cut *best, int T, int heads, int mu
 template <typename A, typename G>
 static g2z_status g2z__hopper_bwd_run(g2z_device *device, const g2z_attention_bwd *op) {
   const int B = op->B, T = op->T, NH = op->NH, sms = g2z__cuda_of(device)->sms;
+  G2Z_ASSERT(!op->columns || B * T % 128 == 0);
   size_t pitch = (size_t)g2z__hopper_pitch(T), heads = (size_t)B * (size_t)NH;
   const A *dout = (const A *)op->dout, *out = (const A *)op->out, *qkv = (const A *)op->qkv;
   g2z__hopper_bwd<A> x;
@@ -7702,6 +7704,7 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, const g2z_head_loss *op
   const int sms = g2z__cuda_of(device)->sms;
   const int fused = op->dh && (device->fp8 || g2z__head_fits<A>(device, chunk, C, Vp));
   const int narrow = fused && std::is_same<A, __half>::value && device->fp8 == G2Z_FP8_ALL;
+  G2Z_ASSERT(!narrow || (N % 128 == 0 && (N <= chunk || chunk % 128 == 0)));
   g2z__head_rows rows = {};
   uint8_t *words = NULL; /* narrow: C rows of Vp numbers in e4m3 */
   if (fused) {
