@@ -7797,6 +7797,7 @@ static g2z_status g2z_cuda_head_loss(g2z_device *device, const g2z_head_loss *op
 template <typename A>
 static g2z_status g2z_cuda_head_logits(g2z_device *device, float *logits, const void *h,
                                        const void *wte, int n, int C, int V) {
+  if (n == 0) return G2Z_OK; /* cuBLASLt refuses it */
   g2z__lt_key key = g2z__lt_rows_key<A, float>(device, n, C, V, G2Z__AS_IT_IS, G2Z__TRANSPOSED, V,
                                                CUBLASLT_EPILOGUE_DEFAULT);
   g2z__lt_operands on = g2z__lt_rows(logits, h, wte);

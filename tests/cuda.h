@@ -1154,6 +1154,7 @@ static void test_cuda_head_one(test_pair *p, g2z_device *exact, int N, int C, in
   int n = N < 5 ? N : 5;
   test_twin *rows = test_twin_new(p, TEST_F32, (size_t)n * (size_t)V);
   BOTH_CALL(p, head_logits, (float *)HERE(rows), HERE(h), HERE(wte), n, C, V);
+  BOTH_CALL(p, head_logits, (float *)HERE(rows), HERE(h), HERE(wte), 0, C, V);
   test_twin_compare(p, rows, "head_logits", 4, noise);
   test_pair_clear(p);
 }
