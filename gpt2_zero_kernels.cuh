@@ -1073,61 +1073,38 @@ static g2z_status g2z__column_slabs(g2z_device *device, float *partial, A *x, co
                      0, partial, x, times, N, C, g2z__slab_rows(N));
 }
 
-/* g2z_k_narrow_columns: columns = x's columns, in e4m3.
- *   columns  C columns of N, out   N % 128 == 0, C % 16 == 0
- *   x        [N,C] A in
+/* g2z_k_narrow_columns: x's columns in E. With e5m2 also its rows, before the columns.
+ *   to  e4m3: C columns of N; e5m2: N rows of C, then the columns; out
+ *   x   [N,C] A in   N % 128 == 0, C % 16 == 0; with e5m2 it may be NULL: `to` has the rows
  * Launch  32 rows and 256 columns per block of 256 threads
- * Cost    3 NC bytes: N=32768, C=768 is 75 MB
- * Oracle  g2z__cpu_e4m3; test cuda_attention */
-template <typename A>
+ * Cost    3 NC bytes in e4m3: N=32768, C=768 is 75 MB; 4 NC in e5m2, 2 NC without x
+ * Oracle  g2z__cpu_e4m3, g2z__cpu_e5m2; test cuda_attention */
+template <typename A, typename E>
 static __global__ void __launch_bounds__(256)
-g2z_k_narrow_columns(uint8_t *columns, const A *x, int N, int C) {
+g2z_k_narrow_columns(uint8_t *to, const A *x, int N, int C) {
+  constexpr bool ROWS = std::is_same<E, __nv_fp8_e5m2>::value;
   const int g = (int)threadIdx.x / 32, column = (int)blockIdx.y * 256 + (int)threadIdx.x % 32 * 8;
   uint2 eight[4] = {};
   g2z__k_begin();
 #pragma unroll
   for (int i = 0; i < 4 && column < C; i++) {
     size_t at = (size_t)g2z__token_at((int)blockIdx.x, g, i) * (size_t)C + (size_t)column;
-    eight[i] = g2z__pack_narrow<A, __nv_fp8_e4m3>(g2z__get(x, at / 8));
+    uint2 *row = reinterpret_cast<uint2 *>(to + at);
+    if (!ROWS) eight[i] = g2z__pack_narrow<A, E>(g2z__get(x, at / 8));
+    else {
+      if (x) *row = g2z__pack_narrow<A, E>(g2z__get(x, at / 8));
+      eight[i] = *row;
+    }
   }
-  g2z__columns_put(columns, eight, (int)blockIdx.x, (int)blockIdx.y * 256, N, C);
+  if (ROWS) to += (size_t)N * (size_t)C;
+  g2z__columns_put(to, eight, (int)blockIdx.x, (int)blockIdx.y * 256, N, C);
 }
-template <typename A>
-static g2z_status g2z__narrow_columns(g2z_device *device, void *columns, const A *x, int N, int C) {
+template <typename E, typename A>
+static g2z_status g2z__narrow_columns(g2z_device *device, void *to, const A *x, int N, int C) {
   G2Z_ASSERT(N % 128 == 0 && C % 16 == 0);
-  return g2z__launch(device, "g2z_k_narrow_columns", g2z_k_narrow_columns<A>,
+  return g2z__launch(device, "g2z_k_narrow_columns", g2z_k_narrow_columns<A, E>,
                      dim3((unsigned)(N / 32), (unsigned)g2z__blocks((size_t)C, 256)), 256, 0,
-                     (uint8_t *)columns, x, N, C);
-}
-
-/* g2z_k_narrow_both: narrow = x's rows and columns, rounded to e5m2.
- *   narrow  N rows of C numbers, then C columns of N, out   N % 128 == 0, C % 16 == 0
- *   x       [N,C] A in; NULL: narrow already has the rows
- * Launch  32 rows and 256 columns per block of 256 threads
- * Cost    4 NC bytes: N=32768, C=768 is 101 MB; 2 NC without x
- * Oracle  g2z__cpu_e5m2; test cuda_attention */
-template <typename A>
-static __global__ void __launch_bounds__(256)
-g2z_k_narrow_both(uint8_t *narrow, const A *x, int N, int C) {
-  const int g = (int)threadIdx.x / 32, column = (int)blockIdx.y * 256 + (int)threadIdx.x % 32 * 8;
-  uint2 eight[4] = {};
-  g2z__k_begin();
-#pragma unroll
-  for (int i = 0; i < 4 && column < C; i++) {
-    size_t at = (size_t)g2z__token_at((int)blockIdx.x, g, i) * (size_t)C + (size_t)column;
-    uint2 *rows = reinterpret_cast<uint2 *>(narrow + at);
-    if (x) *rows = g2z__pack_narrow<A, __nv_fp8_e5m2>(g2z__get(x, at / 8));
-    eight[i] = *rows;
-  }
-  g2z__columns_put(narrow + (size_t)N * (size_t)C, eight, (int)blockIdx.x, (int)blockIdx.y * 256,
-                   N, C);
-}
-template <typename A>
-static g2z_status g2z__narrow_both(g2z_device *device, void *narrow, const A *x, int N, int C) {
-  G2Z_ASSERT(N % 128 == 0 && C % 16 == 0);
-  return g2z__launch(device, "g2z_k_narrow_both", g2z_k_narrow_both<A>,
-                     dim3((unsigned)(N / 32), (unsigned)g2z__blocks((size_t)C, 256)), 256, 0,
-                     (uint8_t *)narrow, x, N, C);
+                     (uint8_t *)to, x, N, C);
 }
 
 /* ===== >>k22 embedding ===================================================
@@ -2026,7 +2003,7 @@ static g2z_status g2z__layernorm_bwd_run(g2z_device *device, const g2z_layernorm
   G2Z_TRY(g2z__add_slabs<G>(device, partial, blocks, op->C, op->mode, (G *)op->dw, (G *)op->db,
                             (G *)op->dbias));
   if constexpr (COPY == G2Z__ROW_EIGHT) /* the rows are still in L2, at least in part */
-    return g2z__narrow_both(device, op->narrow, (const A *)NULL, op->N, op->C);
+    return g2z__narrow_columns<__nv_fp8_e5m2>(device, op->narrow, (const A *)NULL, op->N, op->C);
   return G2Z_OK;
 }
 
@@ -5517,7 +5494,7 @@ static g2z_status g2z__hopper_bwd_run(g2z_device *device, const g2z_attention_bw
     G2Z_TRY(g2z__launch(device, "g2z_k_attention_hopper_stats", g2z_k_attention_hopper_stats<A>,
                         (unsigned)(heads * pitch / 32), 256, 0, x, stats, dout, out, op->lse));
   if (op->columns && !joint)
-    G2Z_TRY(g2z__narrow_columns(device, op->columns, out, B * T, NH * 64));
+    G2Z_TRY(g2z__narrow_columns<__nv_fp8_e4m3>(device, op->columns, out, B * T, NH * 64));
   G2Z_TRY(g2z__launch(device, "g2z_k_attention_hopper_bwd", g2z_k_attention_hopper_bwd<A>,
                       (unsigned)min(x.items, sms), 512, G2Z__HOPPER_BWD_BYTES, x, qkv_map,
                       dout_map, stats_map));
@@ -5526,7 +5503,8 @@ static g2z_status g2z__hopper_bwd_run(g2z_device *device, const g2z_attention_bw
                         (unsigned)parts, 256, 0, x));
   G2Z_TRY(g2z__add_slabs<G>(device, x.sums, slabs, 3 * NH * 64, op->mode, (G *)op->dbias));
   if (!op->narrow) return G2Z_OK;
-  return g2z__narrow_both(device, op->narrow, (const A *)NULL, B * T, 3 * NH * 64);
+  return g2z__narrow_columns<__nv_fp8_e5m2>(device, op->narrow, (const A *)NULL, B * T,
+                                            3 * NH * 64);
 }
 
 /* ----- launchers of room k40, and the ops of both ------------------------ */
@@ -5685,9 +5663,11 @@ static g2z_status g2z_cuda_attention_bwd(g2z_device *device, const g2z_attention
   }
   if constexpr (sizeof(A) == 2) {
     if (op->columns)
-      G2Z_TRY(g2z__narrow_columns(device, op->columns, (const A *)op->out, B * T, C));
+      G2Z_TRY(g2z__narrow_columns<__nv_fp8_e4m3>(device, op->columns, (const A *)op->out, B * T,
+                                                 C));
     if (op->narrow)
-      return g2z__narrow_both(device, op->narrow, (const A *)op->dqkv, B * T, 3 * C);
+      return g2z__narrow_columns<__nv_fp8_e5m2>(device, op->narrow, (const A *)op->dqkv, B * T,
+                                                3 * C);
   }
   return G2Z_OK;
 }
