@@ -1517,9 +1517,9 @@ static g2z_status g2z_cuda_embed_add(g2z_device *device, const g2z_embed_add *op
 /* ===== >>k23 layernorm ===================================================
  * In:  rows x[N,C]. Out: normalized rows; backward, the gradients of rows, weight and bias.
  * Law: a row is read from memory once, and is at most 16 KiB wide. In forward a warp holds a row of
- *      up to 4 KiB, and a block holds a wider one; if y is only in 8 bits, the caches hold rows. In
- *      backward a thread holds one or two packs of a row, and column sums in registers. Ba et al.
- *      2016, arXiv:1607.06450. */
+ *      up to 4 KiB. A block holds a wider row, or the caches do if y is only in 8 bits. In backward
+ *      a thread holds one or two packs of a row, and column sums in registers. Ba et al. 2016,
+ *      arXiv:1607.06450. */
 
 #define G2Z__ROW_THREADS 512     /* threads per row at most */
 #define G2Z__ROW_WARP_PACKS 8    /* packs per lane at most, if a warp holds the row */
@@ -3137,11 +3137,11 @@ static __device__ inline void g2z__transpose(uint32_t (&words)[4]) {
   }
 }
 
-/* Multiplies the 16 rows in `c` by their factors, rounds and writes those inside the rectangle.
- * c keeps the rounded numbers, whose sums show what overflows A; the copy in 8 bits, e5m2 because
- * only gradients have one, does not. Lanes first exchange pairs, so that each writes 16 bytes. nvcc
- * splits a plain store of a uint4 into four if its parts come from other lanes; __stcg stays whole.
- */
+/* Multiplies the 16 rows in `c` by their factors, rounds and writes those inside the rectangle. c
+ * keeps the rounded numbers, so that its sums show an overflow of A. The 8-bit copy does not show
+ * it: e5m2 clamps. (Only gradients are copied.) Lanes first exchange pairs, so that each writes 16
+ * bytes. nvcc splits a plain store of a uint4 into four if its parts come from other lanes; __stcg
+ * stays whole. */
 template <int HSP, typename A>
 static __device__ inline void g2z__store_c(const g2z__rows<A> &to, float (&c)[HSP / 8][4], int row,
                                            float factor_low, float factor_high) {
@@ -4373,7 +4373,7 @@ static __device__ inline void g2z__wgmma_weighted(float (&c)[8][4], const uint32
 /* ----- items and rows ---------------------------------------------------- */
 
 /* Worker n starts with item n, then takes the next free item. *taken counts the takes. There are
- * `items` of them: one per worker finds no item left. The last take resets *taken. */
+ * `items` of them, because each worker's last take finds no item. The last one resets *taken. */
 static __device__ inline int g2z__hopper_take(int *taken, int items, int workers) {
   int number = atomicAdd(taken, 1);
   if (number == items - 1) *taken = 0;
@@ -4679,7 +4679,7 @@ struct g2z__hopper_cut {
   int heads, whole;                  /* B*NH; the first `whole` of them are not cut */
   int splits, left;                  /* parts of a cut head; tiles of dQ that they write in all */
   int first[G2Z__HOPPER_SPLITS + 1]; /* each part's first block of keys; then the block count */
-  int base[G2Z__HOPPER_SPLITS];      /* tile i >= 2 first of a part is number base + i of `left` */
+  int base[G2Z__HOPPER_SPLITS];      /* a part's tile i, from 2 first on, is number base + i */
   int longest[G2Z__HOPPER_SPLITS];   /* the parts, the longest first */
 };
 
@@ -6164,7 +6164,7 @@ static __device__ inline void g2z__product_ask(g2z__product_warp &warp, const CU
   }
 }
 
-/* The exponential of an exponent, after it is added to the softmax of its row. */
+/* Adds an exponent to the softmax of its row and returns its exponential. */
 static __device__ inline float g2z__product_exponential(g2z__product_two_rows &rows, int half,
                                                         float exponent) {
   exponent -= rows.reference[half];
@@ -6242,9 +6242,9 @@ static __device__ inline uint32_t g2z__product_pairs(const uint32_t (&y)[4][4], 
 }
 
 /* Stores 16 rows of 64 columns in e4m3 in x.narrow, too. Four lanes exchange their pairs, so that
- * each writes 8 bytes of a row and the four write 32 adjacent bytes. Counts what is clamped; not in
- * rows beyond N, which hold GELU of the bias. GELU's negative numbers are small: adding 2 to a byte
- * sets its bit 7 only if it was 0x7e, or NaN: two instructions test four numbers. */
+ * each writes 8 bytes of a row and the four write 32 adjacent bytes. Counts clamped numbers, except
+ * in rows beyond N, which hold GELU of the bias. GELU's negative numbers are small, so that adding
+ * 2 to a byte sets its bit 7 only if it was 448 or NaN. Two instructions test four numbers. */
 template <typename A, typename E>
 static __device__ inline void g2z__product_narrow(const g2z__product_data &x,
                                                   const uint32_t (&y)[4][4], int row, int column) {
@@ -6344,7 +6344,7 @@ g2z__product_columns(const g2z__product_data &x, float (&sums)[16], const float 
 
 /* ----- the epilogue in 8 bits -------------------------------------------- */
 
-/* 16 bytes of shared memory, and 4. */
+/* 16 bytes from shared memory, 16 bytes to it, 4 bytes to it. */
 static __device__ inline void g2z__tile_get(uint32_t *to, uint32_t at) {
   uint4 pack = g2z__tile_get(at);
   to[0] = pack.x;
@@ -6361,8 +6361,8 @@ static __device__ inline void g2z__word_put(uint32_t at, uint32_t word) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(word) : "memory");
 }
 
-/* Counts what is clamped, if `most`, the largest results times G2Z__E4M3_X, says that something is:
- * 432 and more round to 448. */
+/* Counts clamped numbers. There are none if `most`, the largest results times G2Z__E4M3_X, is less
+ * than 432, which rounds to 448. */
 static __device__ inline void g2z__product_count(const g2z__product_data &x, __half2 most,
                                                  const uint32_t (&fours)[2][8]) {
   const float2 two = __half22float2(most);
@@ -6383,11 +6383,13 @@ static __device__ inline void g2z__product_ask_slope(const g2z__product_warp &wa
                 warp.column + group * 64, row, warp.slope + slot);
 }
 
-/* Finishes 32 rows of 64 columns. fours[m][n] gets the pairs of rows g and g + 8 of columns
- * 16 t + 2 n in 8 bits. slope[2 m + half][n] is the slope's pair, out with GELU_8, which also
- * returns its largest results, or NaN. Four rows of a
- * column are added in fp16. e5m2 clamps what overflows fp16; the bias gradient shows it, so the
- * step is skipped. */
+/* Finishes 32 rows of 64 columns. fours[m][n] gets four numbers in 8 bits: a pair from column
+ * 16 t + 2 n on of row g, and the pair of row g + 8. slope[2 m + half][n] is the slope of such a
+ * pair: in with TIMES_8, out with GELU_8. GELU_8 returns the lane's largest results, or NaN.
+ * TIMES_8 adds four rows of a column in fp16, and so finds an overflow, which e5m2 would clamp: the
+ * bias gradient is not finite, and the step is skipped. A sum may overflow although no result does;
+ * one of its four results is then above 65504 / 4 = 16376. So the loss scale is lower by at most
+ * two of the 32 powers of two between e5m2's smallest and largest numbers. */
 template <typename E, g2z__finish FINISH>
 static __device__ __forceinline__ __half2
 g2z__product_fours(uint32_t (&fours)[2][8], uint32_t (&slope)[4][8], float (&sums)[16],
@@ -6444,9 +6446,10 @@ g2z__product_fours(uint32_t (&fours)[2][8], uint32_t (&slope)[4][8], float (&sum
   return most;
 }
 
-/* Finishes 64 columns of the tile and stores their rows, columns and, with GELU_8, slope. All pass
- * through shared memory, so that stores have 64 and 128 adjacent bytes; a warp holds 32 of a
- * column. Rows and columns take one slot: with TIMES_8 the slope's, with SOFTMAX_8 each in turn. */
+/* Finishes 64 columns of the tile and stores their rows, columns and, with GELU_8, slope. A warp
+ * holds 32 bytes of a column. Through shared memory the stores have 64 adjacent bytes of a row and
+ * 128 of a column. Rows and columns take one slot: with TIMES_8 the slope's, with SOFTMAX_8 each in
+ * turn. */
 template <typename E, g2z__finish FINISH>
 static __device__ __forceinline__ void
 g2z__product_dealt(const g2z__product_data &x, float (&sums)[16], const float (&c)[2][24][4],
@@ -6537,7 +6540,7 @@ static __device__ inline void g2z__product_words(const g2z__product_data &x, flo
 }
 
 /* Adds and stores the tile's column sums; a lane holds two of each 64 columns. Each warp puts its
- * sums in a staging slot whose store is done. Only the next tile's first slope uses it. */
+ * sums in a staging slot whose store is done. The next tile's first slope is the next to use it. */
 template <g2z__finish FINISH>
 static __device__ __forceinline__ void
 g2z__product_sums(const g2z__product_data &x, const float (&columns)[6],
@@ -6758,7 +6761,7 @@ g2z_k_product_hopper(const __grid_constant__ g2z__product_maps maps,
 
 /* ----- launchers --------------------------------------------------------- */
 
-/* The kernel for a key, or NULL. The rows are cuBLASLt's B, which is the left operand here. */
+/* The kernel for a key, or NULL. Its left operand is cuBLASLt's B, its right operand A. */
 template <typename A>
 static g2z__product_kernel g2z__product_kernel_of(const g2z__lt_key *key, int adds) {
   constexpr g2z__by ROWS = G2Z__BY_ROWS;
@@ -6800,7 +6803,7 @@ static g2z__product_kernel g2z__product_kernel_of(const g2z__lt_key *key, int ad
   return NULL;
 }
 
-/* A is the type of the device, where Muon's products are bf16 all the same. */
+/* A is the device's type. Muon's products are bf16 on every device. */
 template <typename A>
 static g2z__product_kernel g2z__product_kernel_for(const g2z__lt_key *key, int adds) {
   if constexpr (std::is_same<A, __half>::value)
@@ -6918,8 +6921,8 @@ static g2z_status g2z__hopper_product_run(g2z_device *device, const g2z__lt_key 
  * A product and its pass take a slice of the result's rows at a time. Then the pass finds the slice
  * in L2, and a data gradient needs memory for a slice of the product only. */
 
-/* Rows of a slice, in multiples of 128, so that the pass finds the slice in L2. A few more slices
- * are taken if these have equal sizes, since each shape has its own algorithm. */
+/* The rows of a slice: a multiple of 128, few enough for L2. Up to a quarter more slices are taken
+ * if all then have the same size: each size is a shape, and each shape needs an algorithm. */
 static size_t g2z__slice_most(const g2z_device *device, size_t row_bytes) {
   return max(g2z__cuda_of(device)->slice_bytes / row_bytes / 128 * 128, (size_t)128);
 }
@@ -6930,7 +6933,7 @@ static int g2z__slice_rows(const g2z_device *device, int N, size_t row_bytes) {
     if (N % (128 * slices) == 0) return N / slices;
   return (int)g2z__blocks(g2z__blocks((size_t)N, (size_t)least), 128) * 128;
 }
-/* Memory for any slice of up to N rows; 0 on Hopper, whose kernels need none. */
+/* Bytes of the largest slice of up to N rows; 0 on Hopper, whose kernels need none. */
 static size_t g2z__slice_bytes(const g2z_device *device, int N, size_t row_bytes) {
   if (g2z__cuda_of(device)->hopper) return 0;
   return min((size_t)N, g2z__slice_most(device, row_bytes)) * row_bytes;
@@ -6953,7 +6956,7 @@ struct g2z__finish_slice {
  * Math    f32; y and the product times slope are rounded to A, then to 8 bits
  * Launch  128 rows and 256 columns per block of 256 threads
  * Cost    GELU_8 and TIMES_8 6 n M bytes, 2 of them from L2: N=32768, M=3072 is 604 MB
- * Order   a warp adds 16 rows, those of 32 at a time in order; then the 8 warps in order
+ * Order   a warp adds 16 of the 128 rows, 4 at a time; then the 8 warps in order
  * Oracle  g2z__cpu_linear_fwd, g2z__cpu_linear_bwd_data; tests cuda_linear, cuda_fp8 */
 template <typename A, g2z__finish FINISH>
 static __global__ void __launch_bounds__(256)
