@@ -5484,17 +5484,17 @@ static g2z_status g2z__hopper_bwd_run(g2z_device *device, const g2z_attention_bw
   const g2z__tensor stats_tensor = {stats, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 2, {pitch, 2 * heads},
                                     {pitch * sizeof(float)}, {64, 2}, CU_TENSOR_MAP_SWIZZLE_NONE};
   G2Z_TRY(g2z__tensor_map(device, &stats_map, &stats_tensor));
-  const int joint = op->columns && T % 64 == 0;
-  if (joint)
+  if (op->columns && T % 64 == 0)
     G2Z_TRY(g2z__launch(device, "g2z_k_attention_hopper_stats_eight",
                         g2z_k_attention_hopper_stats_eight<A>,
                         dim3((unsigned)(B * T / 32), (unsigned)g2z__blocks((size_t)NH * 64, 256)),
                         256, 0, x, stats, dout, out, op->lse, (uint8_t *)op->columns));
-  else
+  else {
     G2Z_TRY(g2z__launch(device, "g2z_k_attention_hopper_stats", g2z_k_attention_hopper_stats<A>,
                         (unsigned)(heads * pitch / 32), 256, 0, x, stats, dout, out, op->lse));
-  if (op->columns && !joint)
-    G2Z_TRY(g2z__narrow_columns<__nv_fp8_e4m3>(device, op->columns, out, B * T, NH * 64));
+    if (op->columns)
+      G2Z_TRY(g2z__narrow_columns<__nv_fp8_e4m3>(device, op->columns, out, B * T, NH * 64));
+  }
   G2Z_TRY(g2z__launch(device, "g2z_k_attention_hopper_bwd", g2z_k_attention_hopper_bwd<A>,
                       (unsigned)min(x.items, sms), 512, G2Z__HOPPER_BWD_BYTES, x, qkv_map,
                       dout_map, stats_map));

@@ -737,6 +737,7 @@ static void test_linear_backward(test_pair *p, int N, int I, int O) {
              .slope = HERE(into), .narrow = fp8 ? HERE(narrow_dy) : NULL, .mode = (g2z_write)mode,
              .N = N, .K = I, .O = O);
     if (fp8) test_both_open(p, dx, (size_t)I);
+    /* e5m2 rounds a number by up to an eighth, and by 2^-17 if it is subnormal. */
     test_twin_compare(p, dx, "linear_bwd_data slope", fp8 ? 0x1p-3 / eps + 3 : 2.5,
                       6 * noise + (fp8 ? 0x1p-17 : 0));
     test_twin_compare(p, dbias, "linear_bwd_data dbias", 2,
