@@ -3309,7 +3309,7 @@ static __device__ inline g2z__att_drop g2z__att_drop_open(const g2z_dropout &dro
   drop.site = dropout.site;
   drop.step = (uint32_t)dropout.state->step;
   drop.T = (uint32_t)T;
-  /* A uniform number is the upper 24 bits as a fraction, so bits can be compared instead. */
+  /* A uniform number is the upper 24 of 32 bits as a fraction. The bits are compared instead. */
   drop.least = (uint32_t)ceilf(dropout.probability * 16777216.0f) << 8;
   drop.kept = 1.0f / (1.0f - dropout.probability);
   return drop;
@@ -6135,8 +6135,8 @@ struct g2z__product_two_rows {
   float unit[2], reference[2], sum[2], largest[2];
 };
 
-/* A warp's progress. Pieces of `other` have one numbering for all tiles. Piece i lies in
- * staging slot i % PIECES, until the output that is computed from it replaces it. */
+/* A warp's progress. Pieces of `other` are numbered through all tiles. Piece i lies in staging slot
+ * i % PIECES, until the output that is computed from it replaces it. */
 struct g2z__product_warp {
   uint32_t staging;
   const uint64_t *other;         /* [PIECES] */
