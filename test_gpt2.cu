@@ -344,6 +344,7 @@ static const g2z_test_entry test_table[] = {
     {"muon_trainer", "steps of Muon and AdamW, tensor by tensor", test_muon_trainer},
     {"muon_change", "a run that resumes with the other optimizer", test_muon_change},
     {"muon_files", "checkpoints have no v of matrices", test_muon_files},
+    {"train_rates", "the default learning rates, in a resume too", test_train_rates},
     {"train_muon", "spikes in a run, and its resume with AdamW", test_train_muon},
     {"spikes_trainer", "a skipped step changes no bit", test_spikes_trainer},
     {"muon_ranks", "Muon on several ranks: equal, resumed, skipped", test_muon_ranks},

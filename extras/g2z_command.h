@@ -824,8 +824,8 @@ G2Z_API g2z_status g2z_run_dry(g2z_services *services, const g2z_run_options *o,
   size_t free_bytes, total_bytes;
   int sharing = 1; /* number of ranks that share the memory */
   if (place->rank != 0) return G2Z_OK;
-  config.optimizer.warmup = 0; /* the plan does not depend on the schedule */
-  config.optimizer.lr = config.optimizer.min_lr = config.optimizer.adam_lr = 0;
+  config.optimizer.warmup = 0; /* the plan does not depend on it, and -1 would be refused */
+  g2z_run_fill_rates(&config.optimizer);
   G2Z_TRY(g2z_plan_create(services, &config, context->device, place->rank, place->world,
                           place->local_world, &plan));
   if (g2z_device_memory(services, context->device, &free_bytes, &total_bytes) != G2Z_OK) {

@@ -114,6 +114,8 @@ typedef struct g2z_run_config {
 /* Samples of 64 tokens at temperature 0.8; warmup and the learning rates -1; tensorboard 1.
  * Everything else is NULL, 0 or from g2z_*_default. */
 G2Z_API g2z_run_config g2z_run_config_default(g2z_device_kind device);
+/* Replaces learning rates below 0 by these defaults, as g2z_run_create does in its copy. */
+G2Z_API void g2z_run_fill_rates(g2z_optimizer_config *optimizer);
 
 typedef enum g2z_run_kind {
   G2Z_RUN_STEP,        /* the loss of a step became known */
@@ -665,7 +667,6 @@ static const char *const g2zr_strategies[] = {G2Z_STRATEGY_LIST(G2Z_LIST_TEXT)};
 static const char *const g2zr_recompute[] = {G2Z_RECOMPUTE_LIST(G2Z_LIST_TEXT)};
 static const char *const g2zr_fp8[] = {G2Z_FP8_LIST(G2Z_LIST_TEXT)};
 static const char *const g2zr_optimizers[] = {G2Z_OPTIMIZER_LIST(G2Z_LIST_TEXT)};
-static const float g2zr_peaks[] = {6e-4f, 4e-3f}; /* default learning rates, by g2z_optimizer */
 #define G2ZR_WHOLE(key, number) g2z_json_put_integer(out, key, (int64_t)(number))
 #define G2ZR_REAL(key, number) g2z_json_put_number(out, key, number)
 #define G2ZR_NONE(key) g2z_json_put_string(out, key, NULL)
@@ -683,7 +684,6 @@ static void g2zr_put_variable(g2z_json_out *out, const char *key, const char *va
   if (text && end != text && !*end) G2ZR_WHOLE(key, value);
   else G2ZR_NONE(key);
 }
-
 
 /* The shortest decimal number that lies within one float of the value: 0.003 for the float
  * 0.00300000003, and 0.0001 for a tenth of the float 0.001, which is 0.000100000005. */
@@ -1457,19 +1457,25 @@ static g2z_status g2zr_restore(g2z_run *run) {
   X(sample_seed, sampling.seed, -1)                                                               \
   X(profile, profile, -1)
 
+/* Computes in decimal: the default equals the same number when the user types it. */
+G2Z_API void g2z_run_fill_rates(g2z_optimizer_config *optimizer) {
+  const int muon = optimizer->kind == G2Z_OPTIMIZER_MUON;
+  if (optimizer->lr < 0 && muon) optimizer->lr = 4e-3f;
+  if (optimizer->lr < 0) optimizer->lr = 6e-4f;
+  if (optimizer->min_lr < 0) optimizer->min_lr = (float)(0.1 * g2zr_decimal(optimizer->lr));
+  if (!muon) optimizer->adam_lr = 0;
+  if (optimizer->adam_lr < 0) optimizer->adam_lr = (float)(0.6 * g2zr_decimal(optimizer->lr));
+}
+
 static g2z_status g2zr_check(g2z_run *run) {
   g2z_run_config *config = &run->config;
-  g2z_optimizer_config *optimizer = &config->train.optimizer;
 #define X(name, value, most) \
   if (most >= 0) G2Z_TRY(g2z_check_range(run->services, #name, (int64_t)(config->value), 0, most));
   G2ZR_SETTING_LIST(X)
 #undef X
   G2Z_TRY(g2z_check_range(run->services, "keep", config->keep, 0, INT32_MAX));
   G2Z_TRY(g2z_sampling_check(run->services, &config->sampling));
-  if (optimizer->lr < 0) optimizer->lr = g2zr_peaks[optimizer->kind];
-  if (optimizer->min_lr < 0) optimizer->min_lr = 0.1f * optimizer->lr;
-  if (optimizer->kind != G2Z_OPTIMIZER_MUON) optimizer->adam_lr = 0;
-  else if (optimizer->adam_lr < 0) optimizer->adam_lr = 0.6f * optimizer->lr;
+  g2z_run_fill_rates(&config->train.optimizer);
   if (!config->train.train_glob && !config->val_glob)
     G2Z_REFUSE(run->services, "there is nothing to do: give --train GLOB or --val GLOB");
   if (config->profile && !config->run_dir)

@@ -725,6 +725,32 @@ static void test_train_muon(g2z_test *t) {
             "weights start at zero");
 }
 
+/* The default learning rates. A resume whose flags repeat them changes no setting. A run that
+ * diverges names the rates that it had. */
+static void test_train_rates(g2z_test *t) {
+  static const struct {
+    const char *flags, *repeated, *says;
+  } cases[] = {
+      {"", "--lr 6e-4 --min-lr 6e-5", "cosine, lr 0.0006 to 6e-05, "},
+      {"--lr 1.2345678e-4", "--min-lr 1.2345678e-5", "cosine, lr 0.000123457 to 1.23457e-05, "},
+      {"--optimizer muon", "--lr 4e-3 --min-lr 4e-4 --adam-lr 2.4e-3 --momentum 0.9",
+       "cosine, lr 0.004 to 0.0004 for Muon, lr 0.0024 for AdamW, "},
+      {"--optimizer muon --lr 1e-4", "--min-lr 1e-5 --adam-lr 6e-5",
+       "cosine, lr 0.0001 to 1e-05 for Muon, lr 6e-05 for AdamW, "}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const char *always = test_text("%s --batch 2 --steps 4 --save-every 2 %s --run-dir %s/rates%zu",
+                                   test_tiny(t), cases[i].flags, t->directory, i);
+    CHECK_HAS(t, test_trains(t, 0, "%s --max-train-steps 2", always), cases[i].says);
+    const char *said = test_trains(t, 0, "%s --resume latest %s", always, cases[i].repeated);
+    CHECK_HAS(t, said, "resumed after step 2", cases[i].says);
+    CHECK(t, !strstr(said, "changed since"));
+  }
+  CHECK_HAS(t, test_read(t, "rates1/training_metrics.json"), "\"lr\": 0.00012345678,");
+  CHECK_HAS(t, test_trains(t, 0, "%s --steps 3 --run-dir none --optimizer muon --lr 1e-4 "
+                           "--adam-lr 5", test_tiny(t)), "warning: the run diverged: ",
+            "Start again with a lower --lr (0.0001) and --adam-lr (5)\n");
+}
+
 /* ----- Muon: rank programs ----------------------------------------------- */
 
 enum { MUON_STEPS = 6, MUON_SAVED = 3, MUON_MOST = 90000 };

@@ -732,6 +732,8 @@ static const char *const test_train_bad[][2] = {
     /* the library's settings have the names of their flags */
     {"--train $SHARD $TINY --moments bf16 --optimizer muon",
      "train: --moments bf16 is for AdamW: take --optimizer adamw, or --moments fp32\n"},
+    {"--train $SHARD $TINY --min-lr 1 --dry-run", "train: --min-lr 1 must be at most --lr 0.0006\n"},
+    {"--train $SHARD $TINY --optimizer muon --lr 0 --adam-lr 1 --dry-run", "train: --adam-lr 1 foll"},
     {"--train $SHARD $TINY --graph on", "train: --graph on needs a GPU: leave it off on a CPU\n"},
     {"--train $SHARD $TINY --strategy dp --zero 2", "take --zero 0, or --strategy zero\n"},
     {"--train $SHARD $TINY --channels 12 --heads 5", "--channels 12 must divide by --heads 5: chan"},

@@ -10,7 +10,7 @@
 # digits, which distinguish any two floats: equal digits are equal bits. File formats may differ
 # between the versions: each version resumes from its own checkpoint and tuning file.
 #
-#   --base COMMIT       the version to compare with [148cec5]
+#   --base COMMIT       the version to compare with [71b7ea1]
 #   --base-dir DIR      the base's sources, unpacked: for a machine without this repository
 #   --only PATTERN      only configs whose name matches this regular expression
 #   --tolerance X       accept configs of several ranks whose losses differ by up to X, relative
@@ -32,7 +32,7 @@ work=build/traces runs=build/traces/runs
 data="--train $work/data/text_train_*.bin --vocab $work/data/text.bpe --tensorboard off"
 data="$data --sample-tokens 0"
 tiny="$data --val $work/data/text_val_*.bin --val-every 10 --max-val-steps 2"
-tiny="$tiny --layers 3 --steps 20 --lr 2e-3"
+tiny="$tiny --layers 3 --steps 20 --lr 2e-3 --min-lr 2e-4"
 turns=3 warm_up=10   # --speed: turns per version; ignored first steps of a turn
 limit_s=300          # for one training
 
@@ -265,7 +265,7 @@ speed() {
   done
 }
 
-declare -A option=([base]=148cec5 [base-dir]='' [only]=. [tolerance]=-1 [changed]='^$')
+declare -A option=([base]=71b7ea1 [base-dir]='' [only]=. [tolerance]=-1 [changed]='^$')
 option[leave-out]=
 mode=compare
 while [[ $# -gt 0 ]]; do
