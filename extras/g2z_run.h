@@ -2224,6 +2224,15 @@ static void g2zr_know(g2z_run *run, const g2z_report *report) {
   run->applied = report->applied;
 }
 
+/* The learning rates of this run: "--lr (0.004) and --adam-lr (0.0024)". */
+static const char *g2zr_rates(const g2z_run *run, char text[80]) {
+  const g2z_optimizer_config *optimizer = &run->config.train.optimizer;
+  const int bytes = snprintf(text, 80, "--lr (%g)", (double)optimizer->lr);
+  if (optimizer->kind == G2Z_OPTIMIZER_MUON)
+    snprintf(text + bytes, 80 - (size_t)bytes, " and --adam-lr (%g)", (double)optimizer->adam_lr);
+  return text;
+}
+
 /* Fails if no step was applied, or if the last loss is NaN. Judges the whole run, so a further
  * start without steps gets the same result. */
 static g2z_status g2zr_judge(g2z_run *run) {
@@ -2231,6 +2240,7 @@ static g2z_status g2zr_judge(g2z_run *run) {
   const g2z_optimizer_config *optimizer = &run->config.train.optimizer;
   const int masked = m->grad_norm == 0 && isnan(m->loss);
   const char *remedy = "Lower --lr or --loss-scale, or resume an earlier checkpoint";
+  char rates[80];
   if (run->sum.applied == 0 && run->sum.steps > 0 && masked)
     return g2z_fail(run->services, G2Z_BAD_ARGUMENT, "no step of %" PRId64 " was applied, since "
                     "masks exclude all tokens of the last one: the model has not changed. Train "
@@ -2246,8 +2256,9 @@ static g2z_status g2zr_judge(g2z_run *run) {
                     run->sum.steps, m->loss_scale, remedy);
   if (m->step > 0 && isnan(m->loss) && !masked)
     return g2z_fail(run->services, G2Z_DIVERGED, "the run diverged: the loss of step %" PRId64 ", "
-                    "the last, is nan. Start again with a lower --lr (%g)%s", m->step,
-                    (double)optimizer->lr, run->saved < 0 ? "" : ", or from an earlier checkpoint");
+                    "the last, is nan. Start again with a lower %s%s", m->step,
+                    g2zr_rates(run, rates),
+                    run->saved < 0 ? "" : ", or from an earlier checkpoint");
   return G2Z_OK;
 }
 
@@ -2543,16 +2554,17 @@ static void g2zr_show_step(g2z_run *run, const g2z_report *report, g2z_run_event
 
 /* Rank 0 warns once if numbers in an applied step were clamped to the range of 8 bits. */
 static void g2zr_warn_clamped(g2z_run *run, const g2z_report *report) {
-  const g2z_optimizer_config *o = &run->config.train.optimizer;
+  char rates[80];
   const int clamps = report->clamped_inputs + report->clamped_weights > 0;
   if (!clamps || run->known.skipped || run->clamped || run->context->rank != 0) return;
   run->clamped = 1;
   g2z_log(run->services, G2Z_LOG_WARNING, "step %" PRId64 ": 8 bits clamp %" PRId64 " activation%s "
           "of 108 or more to 112, and %" PRId64 " weight%s of 13.5 or more to 14. The model may "
-          "learn worse; this is said once. Start again with --fp8 none, or with a lower --lr (%g) "
-          "or a higher --weight-decay (%g)", run->known.step, report->clamped_inputs,
+          "learn worse; this is said once. Start again with --fp8 none, or with a lower %s or a "
+          "higher --weight-decay (%g)", run->known.step, report->clamped_inputs,
           G2Z_PLURAL(report->clamped_inputs), report->clamped_weights,
-          G2Z_PLURAL(report->clamped_weights), (double)o->lr, (double)o->weight_decay);
+          G2Z_PLURAL(report->clamped_weights), g2zr_rates(run, rates),
+          (double)run->config.train.optimizer.weight_decay);
 }
 
 /* A step's loss is known: updates the metrics and sums, and fills the event. */
@@ -2898,7 +2910,7 @@ static void g2zr_say_result(g2z_run *run) {
   const g2z_metrics *m = &run->known;
   const double best_loss = g2zr_best(run).loss;
   const int64_t skips = run->sum.steps - run->sum.applied;
-  char loss[48] = "", best[64] = "", skipped[64] = "";
+  char loss[48] = "", best[64] = "", skipped[64] = "", rates[80];
   if (m->step > 0 && !isnan(m->loss)) snprintf(loss, sizeof loss, "loss %.4f, ", m->loss);
   if (!isnan(best_loss)) snprintf(best, sizeof best, "best validation loss %.4f, ", best_loss);
   if (run->config.train.optimizer.skip_spikes > 0)
@@ -2909,9 +2921,8 @@ static void g2zr_say_result(g2z_run *run) {
            G2Z_PLURAL(m->step), skipped, m->tokens, g2zr_duration(g2zr_wall_s(run)).text);
   if (g2zr_diverged(run))
     g2z_log(run->services, G2Z_LOG_WARNING, "the run diverged: the loss of the last steps, %.4g, "
-            "is worse than guessing, which has %.4g: it needs a lower --lr (%g)",
-            g2zr_recent_loss(run), log(run->config.train.model.vocab),
-            (double)run->config.train.optimizer.lr);
+            "is worse than guessing, which has %.4g: it needs a lower %s", g2zr_recent_loss(run),
+            log(run->config.train.model.vocab), g2zr_rates(run, rates));
 }
 
 static void g2zr_say_patience(g2z_run *run) {

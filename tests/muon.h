@@ -748,7 +748,7 @@ static void test_train_rates(g2z_test *t) {
   CHECK_HAS(t, test_read(t, "rates1/training_metrics.json"), "\"lr\": 0.00012345678,");
   CHECK_HAS(t, test_trains(t, 0, "%s --steps 3 --run-dir none --optimizer muon --lr 1e-4 "
                            "--adam-lr 5", test_tiny(t)), "warning: the run diverged: ",
-            "Start again with a lower --lr (0.0001) and --adam-lr (5)\n");
+            ": it needs a lower --lr (0.0001) and --adam-lr (5)\n");
 }
 
 /* ----- Muon: rank programs ----------------------------------------------- */
