@@ -492,9 +492,9 @@ G2Z_API g2z_status g2z_json_write(g2z_services *services, const char *path, g2z_
   X(FP8_NONE,    "none")    /* all products have operands of dtype */                             \
   X(FP8_LOGITS,  "logits")  /* the product that makes the LM head's logits */                     \
   X(FP8_FORWARD, "forward") /* logits, and the forward products qkv, attproj, fc and fcproj */    \
-  X(FP8_ALL,     "all")     /* forward, and all gradients except attproj's; fp16 only */
+  X(FP8_ALL,     "all")     /* forward, and all gradients; fp16 only */
 
-/* The first weights of wpe. Learnt from sines, attention finds the tokens before it sooner. */
+/* The first weights of wpe. With sines, attention learns sooner to find earlier tokens. */
 #define G2Z_POSITIONS_LIST(X)                                                                     \
   X(POSITIONS_NORMAL, "normal") /* random, as GPT-2's: standard deviation 0.02 */                 \
   X(POSITIONS_SINES,  "sines")  /* sine and cosine waves: Vaswani et al. 2017, arXiv:1706.03762 */
@@ -540,8 +540,9 @@ G2Z_API g2z_status g2z_model_config_named(g2z_services *services, const char *na
                                           g2z_model_config *out);
 
 typedef struct g2z_optimizer_config {     /* papers: manual, PAPERS */
-  g2z_optimizer kind;                     /* lr, weight_decay and clip serve both */
-  float lr, min_lr;                       /* peak and final learning rate */
+  g2z_optimizer kind;                     /* weight_decay and clip serve both */
+  float lr, min_lr;                       /* peak and final learning rate; with Muon, of its
+                                           * matrices. Defaults suit AdamW: give Muon 4e-3, 4e-4 */
   float adam_lr;                          /* Muon: peak rate of the weights that AdamW updates. It
                                            * follows lr's schedule, down to min_lr adam_lr / lr */
   float beta1, beta2, eps;                /* of AdamW */
@@ -10998,7 +10999,7 @@ G2Z__PRIVATE g2z_status g2z__device_suits(g2z_services *services, const g2z_trai
                     device->info.name, channels);
   if (config->optimizer.kind == G2Z_OPTIMIZER_MUON && !device->info.bf16)
     return g2z_fail(services, G2Z_UNSUPPORTED, "optimizer=muon multiplies bf16, which needs sm_80 "
-                    "or newer; here is %s: take --optimizer adamw", device->info.name);
+                    "or newer; here is %s: take optimizer=adamw", device->info.name);
   return G2Z_OK;
 }
 

@@ -610,7 +610,8 @@ static void test_config_pairs(g2z_test *t) {
   g2z_train_config config = g2z_train_config_default(G2Z_DEVICE_CPU);
   config.optimizer.kind = G2Z_OPTIMIZER_MUON;
   config.optimizer.lr = config.optimizer.min_lr = 0;
-  CHECK_BAD(t, test_config_check(s, &config), "adam_lr=0.0024 follows lr's schedule, and lr=0 has none");
+  CHECK_BAD(t, test_config_check(s, &config),
+            "adam_lr=0.0024 follows lr's schedule, and lr=0 has none: take lr above 0");
   config.optimizer.adam_lr = 0;
   CHECK_OK(t, test_config_check(s, &config));
   config = g2z_train_config_default(G2Z_DEVICE_CPU);
@@ -650,7 +651,7 @@ static void test_config_pairs(g2z_test *t) {
       {"Tesla T4", 0, 0, G2Z_FP8_FORWARD, G2Z_OPTIMIZER_ADAMW, 1024, "fp8=forward needs a GPU of "
        "compute capability 8.9 or newer (Ada, Hopper, Blackwell)"},
       {"Tesla T4", 0, 0, G2Z_FP8_NONE, G2Z_OPTIMIZER_MUON, 1024,
-       "newer; here is Tesla T4: take --optimizer adamw"},
+       "newer; here is Tesla T4: take optimizer=adamw"},
       {"RTX 4090", 16, 1, G2Z_FP8_LOGITS, G2Z_OPTIMIZER_ADAMW, 1024, NULL},
       {"RTX 4090", 16, 1, G2Z_FP8_LOGITS, G2Z_OPTIMIZER_ADAMW, 1000,
        "fp8=logits needs channels to be a multiple of 16 on RTX 4090; they are 1000"},

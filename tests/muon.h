@@ -528,7 +528,8 @@ static void muon_tensor(g2z_test *t, void *user, const char *name, g2z_param par
     }
     for (int i = 0; i < matrices && part == 0; i++)
       muon_orthogonal(step + columns / matrices * i, rows, columns / matrices, columns);
-    for (size_t i = 0; i < elements && part == 0 && matrices; i++) step[i] *= 0.2 * sqrt(columns / matrices);
+    for (size_t i = 0; i < elements && part == 0 && matrices; i++)
+      step[i] *= 0.2 * sqrt(columns / matrices);
   }
   FAIL_IF(t, !(worst[0] <= 1e-5 && worst[1] <= 1e-6 && worst[2] <= 1e-6),
           "%s: weights are off by %.3g, m by %.3g, v by %.3g", name, worst[0], worst[1], worst[2]);
