@@ -3849,7 +3849,7 @@ static const g2z_setting g2z__settings[] = {
     CHOICE(schedule,  optimizer.schedule, "cosine", G2Z_SCHEDULE_LIST(G2Z_LIST_WORD), WARN),
     CHOICE(moments,   optimizer.moments_bf16, "fp32", "|fp32|bf16", ROUNDS),
     CHOICE(optimizer, optimizer.kind, "adamw", G2Z_OPTIMIZER_LIST(G2Z_LIST_WORD), WARN),
-    CHOICE(positions, positions, "normal", G2Z_POSITIONS_LIST(G2Z_LIST_WORD), FREE),
+    CHOICE(positions, positions, "normal", G2Z_POSITIONS_LIST(G2Z_LIST_WORD), WARN),
     CHOICE(dtype,     dtype,     NULL,   G2Z_DTYPE_LIST(G2Z_LIST_WORD), WARN),
     CHOICE(fp8,       fp8,       "none", G2Z_FP8_LIST(G2Z_LIST_WORD),        WARN),
     CHOICE(grad_fp32, grad_fp32, "same", "|same|fp32",                   ROUNDS),
@@ -12744,11 +12744,13 @@ G2Z__PRIVATE g2z_status g2z__loading_compare(g2z__transfer *x, g2z_on_resume on_
       G2Z_REFUSE(x->services, "%s was saved by a model with %s=%s, and this one has %s=%s: resume "
                  "with the same model", x->directory, setting->name, was, setting->name, is);
     const g2z_log_level level = on_resume == G2Z_RESUME_WARN ? G2Z_LOG_WARNING : G2Z_LOG_INFO;
-    const char *moments = "";
+    const char *effect = "";
     if (strcmp(setting->name, "optimizer") == 0)
-      moments = "; the moments of the blocks' weights start at zero";
+      effect = "; the moments of the blocks' weights start at zero";
+    if (strcmp(setting->name, "positions") == 0)
+      effect = ", without effect: the checkpoint's weights have positions";
     g2z_log(x->services, level, "%s changed since the checkpoint: %s -> %s%s", setting->name, was,
-            is, moments);
+            is, effect);
   }
   return G2Z_OK;
 }

@@ -209,6 +209,7 @@ static void print_help(void) {
        "train      ./train --train 'data/NAME_train_*.bin' --val 'data/NAME_val_*.bin' \\\n"
        "             --vocab FILE --run-dir RUN_DIR --save-every 1000\n"
        "fine-tune  the same command with --init-from DIR --lr 3e-5, without --model\n"
+       "           and --positions\n"
        "resume     the same command with --resume latest\n"
        "generate   ./train --init-from RUN_DIR/weights --prompt 'Once upon a time'\n"
        "           ./train --init-from RUN_DIR/weights --prompt - < FILE   for each line\n"

@@ -1137,7 +1137,7 @@ static const char *g2zr_length(const g2z_run *run, int64_t *value) {
 }
 
 /* How to start this program again. `other` 1: as a new run, in its own directory. `flag` is one flag
- * or several, the last without its `value`. */
+ * or several, the last without its `value`. --positions would be refused with --init-from. */
 #define G2ZR_COMMAND_BYTES 1400
 static const char *g2zr_command(const g2z_run *run, int other, const char *flag, const char *value,
                                 char text[G2ZR_COMMAND_BYTES]) {
@@ -1152,8 +1152,13 @@ static const char *g2zr_command(const g2z_run *run, int other, const char *flag,
   if (aside)
     used += snprintf(text + used, G2ZR_COMMAND_BYTES - (size_t)used, " --save-weights %s",
                      g2z_shell_word(g2z_path_in(to, "weights").text, words[0], sizeof words[0]));
-  if (other && c->resume && !strstr(flag, "--resume"))
-    snprintf(text + used, G2ZR_COMMAND_BYTES - (size_t)used, ", without --resume");
+  const int resumes = other && c->resume && !strstr(flag, "--resume");
+  const int sines = strstr(flag, "--init-from") && c->train.positions != G2Z_POSITIONS_NORMAL;
+  const char *without = "";
+  if (resumes && sines) without = ", without --resume and --positions";
+  else if (resumes) without = ", without --resume";
+  else if (sines) without = ", without --positions";
+  snprintf(text + used, G2ZR_COMMAND_BYTES - (size_t)used, "%s", without);
   return text;
 }
 

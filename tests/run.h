@@ -2369,6 +2369,12 @@ static void test_train_hints(g2z_test *t) {
   TRAIN(0, "--steps 6 --resume \"$RUN/step-000002\" --run-dir \"$RUN b\" "
            "--save-weights \"$RUN w\"");
   CHECK_HAS(t, said, "$(run) b-2' --init-from ", "$(run) b-2/weights', without --resume\n");
+  TRAIN(0, "--steps 6 --resume \"$RUN/step-000002\" --run-dir \"$RUN c\" --positions sines");
+  CHECK_HAS(t, said, "warning: positions changed since the checkpoint: normal -> sines, without "
+            "effect: the checkpoint's weights have positions\n",
+            "$(run) c/weights', without --resume and --positions\n");
+  TRAIN(0, "--steps 4 --run-dir \"$RUN d\" --positions sines");
+  CHECK_HAS(t, said, "$(run) d/weights', without --positions\n");
   for (int steps = 8; steps >= 5; steps -= 3) {
     TRAIN(0, test_text("--resume latest --steps %d --init-from \"$RUN/weights\"", steps));
     CHECK_HAS(t, said, "no step is left: ", "give more than --steps 8");
