@@ -3,7 +3,7 @@
 #
 #   examples/gpt2_124M.sh [--smoke] [--gpus N] OUT [FLAGS OF TRAIN...]
 #
-# --smoke  runs all of it with a small model and a text that it makes: on two CPU cores in a minute
+# --smoke  runs all of it with a small model and a text that it makes: on a CPU in seconds
 # --gpus   1, 2, 4 or 8 GPUs of this host [1]
 # OUT      a directory for downloads (OUT/data, 21 GB), checkpoints and results (OUT/run)
 #
@@ -14,19 +14,21 @@
 # minutes on eight. Only --smoke was run: the downloads, the loss and the score of the training on
 # GPUs were not tested.
 set -euC # C: a redirection creates its file; it does not follow a link that lies there
-fail() { echo "$(basename "$0"): $*" >&2; exit 1; }
-use() { fail "use: $0 [--smoke] [--gpus 1|2|4|8] OUT [FLAGS OF TRAIN...]"; }
-smoke='' gpus=1 optimizer=${G2Z_RECIPE:-adamw} # gpt2_124M_muon.sh sets G2Z_RECIPE
-steps=18865 rates='--lr 6e-4 --warmup 700' # llm.c's
-if [ "$optimizer" = muon ]; then
-  steps=6200 rates='--lr 4.5e-3 --adam-lr 3e-3 --momentum 0.95 --warmup 100 --schedule linear'
+recipe=${G2Z_RECIPE:-$0} # gpt2_124M_muon.sh sets G2Z_RECIPE to its own name
+fail() { echo "$(basename "$recipe"): $*" >&2; exit 1; }
+use() { fail "use: $recipe [--smoke] [--gpus 1|2|4|8] OUT [FLAGS OF TRAIN...]"; }
+smoke='' gpus=1
+optimizer=adamw steps=18865 rates='--lr 6e-4 --warmup 700' # llm.c's
+if [ "$(basename "$recipe")" = gpt2_124M_muon.sh ]; then
+  optimizer=muon steps=6200
+  rates='--lr 4.5e-3 --adam-lr 3e-3 --momentum 0.95 --warmup 100 --schedule linear'
   rates="$rates --positions sines"
 fi
 while [ $# -gt 0 ]; do
   case $1 in
     --smoke) smoke=1 ;;
     --gpus) [ $# -gt 1 ] || use; gpus=$2; shift ;;
-    -h | --help) sed -n '2,/^set/{/^set/!s/^# \{0,1\}//p;}' "$0"; exit ;;
+    -h | --help) sed -n '2,${/^#/!q;s/^# \{0,1\}//p;}' "$recipe"; exit ;;
     *) break ;;
   esac
   shift
@@ -108,14 +110,14 @@ while [ $i -le $shards ]; do
 done
 
 [ "$optimizer" = adamw ] || set -- --optimizer "$optimizer" "$@"
-if [ "$optimizer" = muon ]; then # 8-bit products need a GPU of compute capability 9.0
+if [ "$optimizer" = muon ]; then
   capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null \
     | head -n 1) || :
-  if [ "$smoke" ] || [ "$capability" != 9.0 ]; then
-    echo "without --fp8 all: this run is not on a GPU with 8-bit products (Hopper)"
-  else
-    set -- --fp8 all "$@"
-  fi
+  [ ! "$smoke" ] || capability=
+  case $capability in
+    8.9 | 9.* | 1[0-9].*) set -- --fp8 all "$@" ;;
+    *) echo "without --fp8 all: this run is not on a GPU of compute capability 8.9 or newer" ;;
+  esac
 fi
 for checkpoint in "$run"/step-*[0-9]; do
   [ ! -d "$checkpoint" ] || resume=latest

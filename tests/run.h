@@ -1234,9 +1234,22 @@ static void test_example_gpt2(g2z_test *t) {
       {"rm $D/b/made/fineweb_val_000000.bin; examples/gpt2_124M.sh --smoke $D/b", 1,
        {"cannot download file://"}},
       {"examples/gpt2_124M.sh --gpus 3 $D/c", 1, {"use: examples/gpt2_124M.sh"}},
-      {"examples/gpt2_124M_muon.sh --smoke", 1, {"use: examples/gpt2_124M.sh"}},
+      {"examples/gpt2_124M_muon.sh --smoke", 1,
+       {"gpt2_124M_muon.sh: use: examples/gpt2_124M_muon.sh [--smoke]"}},
       {"for s in gpt2_124M gpt2_124M_muon; do examples/$s.sh --help || exit; done | "
-       "grep -c 'OUT .FLAGS'; slurm/profile.sh -h", 0, {"2\n", "  slurm/profile.sh RUN_DIR ./train "}},
+       "grep -c '/gpt2_124M\\(_muon\\)*.sh .*OUT .FLAGS'; slurm/profile.sh -h", 0,
+       {"2\n", "  slurm/profile.sh RUN_DIR ./train "}},
+      {"examples/gpt2_124M_muon.sh --help", 0, {"with Muon for the blocks'", "3.4 with AdamW.\n"}},
+      /* Of four kinds of GPUs, three have 8-bit products. The programs print their flags. */
+      {"mkdir -p $D/x/bin $D/x/data $D/x/out/data && cp -r examples $D/x && cd $D/x && "
+       "touch data/vocab.bpe && (cd out/data && touch hellaswag_val.jsonl fineweb_val_000000.bin && "
+       "for i in $(seq 103); do touch $(printf fineweb_train_%06d.bin $i); done) && "
+       "printf '#!/bin/sh\\necho $GPU\\n' > bin/nvidia-smi && "
+       "printf '#!/bin/sh\\necho \"$@\"\\n' > train && cp train prepare_data && "
+       "chmod +x bin/* train prepare_data", 0, {""}},
+      {"cd $D/x && for GPU in 8.6 8.9 9.0 12.0; do export GPU; PATH=$D/x/bin:$PATH "
+       "G2Z_TRAIN= G2Z_PREPARE_DATA= examples/gpt2_124M_muon.sh out; done | "
+       "grep -c -e '--fp8 all --optimizer muon --batch 32'", 0, {"3\n"}},
       {"ls $D/a/run/weights/model.safetensors $D/a/run/RUN_COMPLETE.txt", 0, {""}},
       {"ls -d $D/c", 2, {""}}};
   FILE_OR_SKIP(t, "examples/gpt2_124M.sh", "command -v curl");
