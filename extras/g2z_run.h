@@ -2040,19 +2040,31 @@ static g2z_status g2zr_open_files(g2z_run *run) {
   return g2zr_open_logs(run);
 }
 
+/* Removes the files of a directory that have one of these names. */
+static void g2zr_sweep(const char *path, const char *const *names, size_t count) {
+  DIR *directory = opendir(path);
+  for (struct dirent *entry; directory && (entry = readdir(directory)) != NULL;)
+    for (size_t i = 0; i < count; i++)
+      if (fnmatch(names[i], entry->d_name, 0) == 0)
+        unlink(g2z_path_in(path, "%s", entry->d_name).text);
+  if (directory) closedir(directory);
+}
+
 /* Fails before the training if a rank does not see rank 0's files: that rank could not save. The
- * test file gets a new name: another host may have files of the usual names, or cache them. */
+ * test file gets a new name: another host may have files of the usual names, or cache them. A start
+ * that was killed here has left its file; the next start removes it. */
 static g2z_status g2zr_check_shared(g2z_run *run) {
   const struct {
     const char *flag, *path;
   } made[] = {{"run-dir", run->config.run_dir}, {"save-weights", run->config.save_weights}};
+  static const char *const names = "shared-*.partial";
   int64_t name = (int64_t)getpid() << 32 | (int64_t)time(NULL);
   int there, mine = run->context->rank == 0;
-  if (run->context->world == 1) return G2Z_OK;
   G2Z_TRY(g2z_ranks_broadcast(run->context->ranks, &name, sizeof name));
   for (size_t i = 0; i < G2Z_COUNT(made); i++) {
-    if (!made[i].path) continue;
-    const g2z_path path = g2z_path_in(made[i].path, "shared-%" PRId64, name);
+    if (made[i].path && mine) g2zr_sweep(made[i].path, &names, 1);
+    if (!made[i].path || run->context->world == 1) continue;
+    const g2z_path path = g2z_path_in(made[i].path, "shared-%" PRId64 ".partial", name);
     g2z_status status = G2Z_OK;
     if (mine) {
       const int file = open(path.text, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
@@ -2208,11 +2220,7 @@ static g2z_status g2zr_write_launch(g2z_run *run) {
   if (run->context->rank != 0 || !run_dir) return G2Z_OK;
   G2Z_TRY(g2zr_check_best(run));
   unlink(g2zr_in(run, "RUN_FAILED.json").text);
-  DIR *directory = opendir(run_dir);
-  for (struct dirent *entry; directory && (entry = readdir(directory)) != NULL;)
-    for (size_t i = 0; i < G2Z_COUNT(left); i++)
-      if (fnmatch(left[i], entry->d_name, 0) == 0) unlink(g2zr_in(run, entry->d_name).text);
-  if (directory) closedir(directory);
+  g2zr_sweep(run_dir, left, G2Z_COUNT(left));
   return g2z_json_write(run->services, g2zr_in(run, "launcher_metadata.json").text,
                         g2zr_put_launch, run);
 }
