@@ -2233,12 +2233,19 @@ static size_t g2z__slice_bytes(const g2z_device *device, int N, size_t row_bytes
 
 static g2z_status g2z__lt_fail(g2z_device *device, cublasStatus_t status, const char *what,
                                const g2z__lt_key *key) {
-  g2z_status kind = status == CUBLAS_STATUS_ALLOC_FAILED ? G2Z_NO_MEMORY : G2Z_DEVICE;
+  const int narrow = key->type == CUDA_R_8F_E4M3 || key->type == CUDA_R_8F_E5M2 ||
+                     key->type == G2Z__E4M3_TWICE;
+  const char *type = g2z_dtype_text(device->dtype), *remedy = "";
+  g2z_status kind = G2Z_DEVICE;
+  if (status == CUBLAS_STATUS_ALLOC_FAILED) kind = G2Z_NO_MEMORY;
+  if (narrow) type = "fp8";
+  if (narrow && status == CUBLAS_STATUS_NOT_SUPPORTED)
+    remedy = "take fp8=none, or another version of cuBLASLt; ";
   return g2z_fail(device->services, kind,
                   "%s of the product [%d,%d] = [%d,%d] [%d,%d] (epilogue %d, dtype %s): cuBLASLt "
-                  "reports %s; set CUBLASLT_LOG_LEVEL=2 for details", what, key->n, key->m, key->n,
-                  key->k, key->k, key->m, key->epilogue, g2z_dtype_text(device->dtype),
-                  cublasLtGetStatusString(status));
+                  "%zu reports %s; %sset CUBLASLT_LOG_LEVEL=2 for details", what, key->n, key->m,
+                  key->n, key->k, key->k, key->m, key->epilogue, type, cublasLtGetVersion(),
+                  cublasLtGetStatusString(status), remedy);
 }
 
 #define G2Z__LT(device, key, call)                                        \

@@ -205,6 +205,8 @@ static const g2z_test_entry test_table[] = {
     {"cuda_products", "our own products, whatever the timing", test_cuda_products},
     {"cuda_gelu", "GELU and its slope of every number in fp16", test_cuda_gelu},
     {"cuda_tuning", "a tuning table is written, read and refused", test_cuda_tuning},
+    {"products_refused", "what to do if cuBLASLt has no product", test_products_refused},
+    {"products_slices", "slices of 8-bit products fit their memory", test_products_slices},
     {"cuda_scratch", "scratch takes one block, and one per graph", test_cuda_scratch},
     {"cuda_trap", "a kernel's fault in a timing trial is that product's", test_cuda_trap},
     {"cuda_head", "LM head and cross-entropy in 16 bits", test_cuda_head},

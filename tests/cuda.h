@@ -932,6 +932,54 @@ static void test_cuda_tuning(g2z_test *t) {
   test_pair_close(&p);
 }
 
+/* Some versions of cuBLASLt have no product in 8 bits for a shape on a GPU. No GPU is needed. */
+static void test_products_refused(g2z_test *t) {
+#ifdef __CUDACC__
+  const struct { int type; cublasStatus_t status; int remedy; } refused[] = {
+      {CUDA_R_16F, CUBLAS_STATUS_NOT_SUPPORTED, 0},
+      {CUDA_R_8F_E4M3, CUBLAS_STATUS_NOT_SUPPORTED, 1},
+      {CUDA_R_8F_E5M2, CUBLAS_STATUS_NOT_SUPPORTED, 1},
+      {G2Z__E4M3_TWICE, CUBLAS_STATUS_NOT_SUPPORTED, 1},
+      {G2Z__E4M3_TWICE, CUBLAS_STATUS_EXECUTION_FAILED, 0}};
+  g2z_device device = {};
+  device.services = &t->services;
+  device.dtype = G2Z_FP16;
+  for (size_t i = 0; i < G2Z_COUNT(refused); i++) {
+    g2z__lt_key key = {};
+    key.n = 131, key.m = 256, key.k = 768;
+    key.type = refused[i].type;
+    CHECK_STATUS(t, g2z__lt_fail(&device, refused[i].status, "the choice of an algorithm", &key),
+                 G2Z_DEVICE, &t->services, "[131,256] = [131,768] [768,256] (epilogue 0, dtype fp");
+    CHECK(t, !!strstr(t->services.error, "take fp8=none, or another") == refused[i].remedy);
+  }
+#else
+  SKIP(t, "not compiled by nvcc");
+#endif
+}
+
+/* A GPU without our own products takes 8-bit results in slices: whole blocks of 128 rows, for which
+ * the plan counted memory. No GPU is needed. */
+static void test_products_slices(g2z_test *t) {
+#ifdef __CUDACC__
+  static const int N[] = {1, 127, 128, 129, 1000, 4096, 8192, 24576, 32768, 65536, 98304};
+  static const size_t row_bytes[] = {256, 3072, 6144, 12800, 65536, 100608, 262400};
+  g2z__cuda cuda = {};
+  g2z_device device = {};
+  cuda.slice_bytes = G2Z__SLICE_BYTES;
+  device.backend = &cuda;
+  for (size_t n = 0; n < G2Z_COUNT(N); n++)
+    for (size_t i = 0; i < G2Z_COUNT(row_bytes); i++) {
+      const int rows = g2z__slice_rows(&device, N[n], row_bytes[i]);
+      const size_t bytes = g2z__slice_bytes(&device, N[n], row_bytes[i]);
+      const size_t planned = G2Z__MAX(G2Z__SLICE_BYTES, 128 * row_bytes[i]);
+      CHECK(t, rows > 0 && rows <= N[n] && (rows == N[n] || rows % 128 == 0));
+      CHECK(t, (size_t)rows * row_bytes[i] <= bytes && bytes <= planned);
+    }
+#else
+  SKIP(t, "not compiled by nvcc");
+#endif
+}
+
 /* A smaller block of scratch is freed, unless a graph may use it. */
 static void test_cuda_scratch(g2z_test *t) {
   CUDA_OR_SKIP(t);
