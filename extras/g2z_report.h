@@ -70,7 +70,8 @@ typedef enum g2z_axis {
 } g2z_axis;
 
 typedef struct g2z_series {
-  const char *name;                  /* shown in the legend if there are two series or more */
+  const char *name;                  /* shown in the legend if there are two series or more. NULL:
+                                      * an empty place; colours go by place */
   const double *x, *y;               /* [count]; NaN: a gap. x ascends. Bar charts do not read x */
   const double *low, *high;          /* [count]: ends of each bar's whisker; or both NULL */
   size_t count;
@@ -934,6 +935,7 @@ G2Z_API void g2z_page_chart(g2z_page *page, const g2z_chart *chart) {
   if (chart->series_count > 1) {
     g2z_writer_printf(writer, "<div class=legend>");
     for (int i = 0; i < chart->series_count; i++) {
+      if (!chart->series[i].name) continue;
       g2z_writer_printf(writer, "<span%s style=\"--c:var(--s%d)\"",
                         chart->series[i].mark == G2Z_MARK_DASHED ? " class=dash" : "", i);
       g2zp_element(writer, ">", chart->series[i].name, "</span>");
@@ -953,11 +955,13 @@ G2Z_API g2z_status g2z_chart_write(g2z_services *services, const char *path, int
                                    const g2z_chart *chart) {
   const double width = G2ZP_CHART_WIDTH + 24, line = 17;
   double down = chart->about ? 44 : 26;
+  int names = 0;
   g2z_writer *writer;
   g2zp_layout layout;
   g2zp_chart_layout(chart, &layout);
   G2Z_TRY(g2z_writer_create(services, path, &writer));
-  const double height = down + line * chart->series_count + layout.height + 8;
+  for (int i = 0; i < chart->series_count; i++) names += chart->series[i].name != NULL;
+  const double height = down + line * names + layout.height + 8;
   g2z_writer_printf(writer, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" "
                     "width=\"%d\" height=\"%d\" role=\"img\" "
                     "font-family=\"system-ui,sans-serif\"", (int)width, (int)height, (int)width,
@@ -969,11 +973,13 @@ G2Z_API g2z_status g2z_chart_write(g2z_services *services, const char *path, int
                     dark ? G2ZP_DARK : G2ZP_LIGHT);
   g2zp_svg_text(writer, "title", 14, 24, chart->title);
   if (chart->about) g2zp_svg_text(writer, "about", 14, 41, chart->about);
-  for (int i = 0; i < chart->series_count; i++, down += line) {
+  for (int i = 0; i < chart->series_count; i++) {
+    if (!chart->series[i].name) continue;
     g2z_writer_printf(writer, "<path class=\"key%s\" style=\"--c:var(--s%d)\" d=\"M14 %sh18\"/>",
                       chart->series[i].mark == G2Z_MARK_DASHED ? " dash" : "", i,
                       G2ZP_AT(down + line / 2));
     g2zp_svg_text(writer, "name", 40, down + line / 2 + 4, chart->series[i].name);
+    down += line;
   }
   g2z_writer_printf(writer, "<g transform=\"translate(6 %s)\">\n", G2ZP_AT(down + 4));
   g2zp_chart_draw(writer, chart, &layout);

@@ -6,7 +6,7 @@
 static g2z_status test_page_write(g2z_test *t, const char *path, size_t count) {
   static const char *const headers[] = {"GPUs", "tok/s"}, *const labels[] = {"<zero> 0", "zero 1"};
   static double x[20000], y[20000], bars[2] = {3, NAN}, high[2] = {4, 5};
-  g2z_series series[2];
+  g2z_series series[4];
   g2z_chart chart;
   g2z_page *page;
   memset(series, 0, sizeof series);
@@ -30,9 +30,12 @@ static g2z_status test_page_write(g2z_test *t, const char *path, size_t count) {
   series[1] = series[0];
   series[1].mark = G2Z_MARK_POINTS;
   series[1].count = 3;
+  series[3] = series[0];             /* the third place is empty */
+  series[3].name = "fourth";
+  series[3].count = 3;
   chart.title = "Loss";
   chart.series = series;
-  chart.series_count = 2;
+  chart.series_count = 4;
   g2z_page_chart(page, &chart);
   series[0].y = bars;
   series[0].low = series[0].high = high;
@@ -51,7 +54,8 @@ static void test_pages(g2z_test *t) {
   const char *text = test_read(t, "page.html");
   CHECK_HAS(t, text, "<h1>a &lt; b &amp; &quot;c&quot; \xef\xbf\xbd\xef\xbf\xbd</h1>",
             "<dd>8 x &lt;script&gt;</dd>", "<p>it&#39;s</p>", "<tr><td>1<td>\xe2\x80\x93</tr>",
-            "&lt;zero&gt; 0</text>");
+            "&lt;zero&gt; 0</text>", "<span style=\"--c:var(--s3)\">fourth</span>");
+  CHECK(t, !strstr(text, "<span style=\"--c:var(--s2)"));
   static const char *const pairs[][2] = {{"<dl>", "</dl>"}, {"<table", "</table>"},
                                          {"<svg", "</svg>"}, {"<figure>", "</figure>"},
                                          {"<div", "</div>"}, {"<span", "</span>"},

@@ -6,7 +6,8 @@
  *     x TEXT                           the name of the x axis
  *     series NAME | NAME | ...         of a bar chart; then for each group of bars
  *     bar LABEL | VALUE | VALUE ...
- *     line NAME | X Y | X Y ...        a curve, in place of bars */
+ *     line NAME | X Y | X Y ...        a curve, in place of bars
+ * A program in the list below has the same colour in all pictures. */
 
 #define GPT2_ZERO_IMPLEMENTATION
 #include "gpt2_zero.h"
@@ -14,6 +15,20 @@
 
 #define POINTS 256 /* most groups of bars, or points of a curve */
 #define TEXT 4096  /* most bytes of a line */
+
+/* The colour of a series is the one of its place in the chart. Other names take free places. */
+static const struct {
+  const char *program;
+  int place;
+} places[] = {{"llm.c", 2}, {"PyTorch", 3}};
+
+/* The place of a series whose name begins with a program, or the next free one. */
+static int place_of(const char *name, int *free) {
+  for (size_t i = 0; i < G2Z_COUNT(places); i++)
+    if (strncmp(name, places[i].program, strlen(places[i].program)) == 0) return places[i].place;
+  for (size_t i = 0; i < G2Z_COUNT(places); i++) *free += *free == places[i].place;
+  return (*free)++;
+}
 
 /* Cuts off the part of *text before the next bar, without its blanks. NULL: there is none. */
 static char *next_part(char **text) {
@@ -33,6 +48,7 @@ static g2z_status draw(g2z_services *services, const char *path) {
   g2z_series series[G2Z_CHART_SERIES];
   g2z_chart chart;
   size_t groups = 0, kept = 0;
+  int place[G2Z_CHART_SERIES], named = 0, free = 0; /* place[i]: of the i-th name in the file */
   memset(series, 0, sizeof series);
   memset(&chart, 0, sizeof chart);
   FILE *file = fopen(path, "r");
@@ -49,22 +65,25 @@ static g2z_status draw(g2z_services *services, const char *path) {
     else if (strcmp(word, "about") == 0) chart.about = first;
     else if (strcmp(word, "x") == 0) chart.x_name = first;
     else if (strcmp(word, "series") == 0) {
-      for (part = first; part && chart.series_count < G2Z_CHART_SERIES; part = next_part(&rest)) {
-        series[chart.series_count].name = part;
-        series[chart.series_count].y = y[chart.series_count];
-        chart.series_count++;
+      for (part = first; part && free < G2Z_CHART_SERIES; part = next_part(&rest)) {
+        const int s = place[named++] = place_of(part, &free);
+        series[s].name = part;
+        series[s].y = y[s];
+        if (s >= chart.series_count) chart.series_count = s + 1;
       }
     } else if (strcmp(word, "bar") == 0 && groups < POINTS) {
       labels[groups] = first;
       chart.labels = labels;
-      for (int s = 0; s < chart.series_count; s++, series[s - 1].count = groups + 1) {
+      for (int i = 0; i < named; i++) {
         part = next_part(&rest);
-        bad |= !part || sscanf(part, "%lf", &y[s][groups]) != 1;
+        bad |= !part || sscanf(part, "%lf", &y[place[i]][groups]) != 1;
+        series[place[i]].count = groups + 1;
       }
       groups++;
-    } else if (strcmp(word, "line") == 0 && chart.series_count < G2Z_CHART_SERIES) {
-      const int s = chart.series_count++;
+    } else if (strcmp(word, "line") == 0 && free < G2Z_CHART_SERIES) {
+      const int s = place_of(first, &free);
       g2z_series *line = &series[s];
+      if (s >= chart.series_count) chart.series_count = s + 1;
       line->name = first;
       line->x = x[s];
       line->y = y[s];
