@@ -1797,7 +1797,7 @@ static void g2zp_page_resumes(g2z_page *page, const char *log) {
       *verb = 0;
       if (rows == 0) {
         g2z_page_heading(page, "Settings that a resume changed");
-        g2z_page_text(page, "The settings above are those of the run's last start.");
+        g2z_page_text(page, "The settings above are from the run's last start.");
         g2z_page_table(page, (int)G2Z_COUNT(headers), headers);
       }
       g2z_page_cell(page, "%s", name);
@@ -2454,6 +2454,7 @@ typedef struct g2zp_comparison {
   double level;                      /* steps, tokens and seconds are counted up to this value of
                                       * the measure; NaN: nothing to compare */
   int by_target;                     /* 1: the level is the target */
+  int cut;                           /* 1: charts leave out losses above G2ZP_WORST */
   const g2zp_run *best;              /* the lowest value of a ranked run; NULL: no common measure */
   const g2zp_run *next;              /* the second best of the ranked runs that differ from `best` in
                                       * more than the seed; NULL: none */
@@ -2531,6 +2532,21 @@ static int g2zp_same(const g2zp_comparison *m, const g2zp_fact *fact, int *known
 /* Names the validation tokens. */
 static const g2zp_fact g2zp_set = {"", "validation.set", NULL, NULL, 1, 0};
 
+/* Makes losses above G2ZP_WORST gaps, as they would flatten the curves of runs with a result. */
+static void g2zp_compare_cut(g2zp_comparison *m) {
+  static const int columns[] = {G2ZP_COLUMN_val_measure, G2ZP_COLUMN_loss, G2ZP_COLUMN_smooth};
+  for (size_t r = 0; r < m->count && m->ranked; r++)
+    for (size_t k = 0; k < G2Z_COUNT(columns); k++) {
+      const g2zp_curves *c = &m->runs[r].curves;
+      const double most = k ? G2ZP_WORST : G2ZP_WORST * c->per_nat;
+      for (size_t i = 0; i < c->count[g2zp_group_of[columns[k]]]; i++)
+        if (c->column[columns[k]][i] > most) {
+          c->column[columns[k]][i] = NAN;
+          m->cut = 1;
+        }
+    }
+}
+
 /* Finds the common measure of the runs, and fills val_measure. */
 static void g2zp_compare_measure(g2zp_comparison *m) {
   static const g2zp_fact text = {"", "validation.text_hash", NULL, NULL, 1, 0};
@@ -2582,6 +2598,7 @@ static void g2zp_compare(g2zp_comparison *m) {
     complete += run->end == G2ZP_COMPLETED;
   }
   g2zp_compare_measure(m);
+  g2zp_compare_cut(m);
   if (!targets || m->measure != G2ZP_LOSS) m->target = NAN;
   if (m->measure == G2ZP_NO_MEASURE) return;
   for (run = m->runs; run < end; run++) {
@@ -2822,10 +2839,7 @@ static void g2zp_page_compared(g2z_page *page, const g2zp_comparison *m) {
   const char *const name = m->measure == G2ZP_BITS ? "bits per byte" : "loss";
   const double levels[2] = {m->level, m->level};
   char cell[G2ZP_CELL], level_name[G2ZP_CELL + 16], title[64];
-  g2z_axis axis = G2Z_AXIS_AUTO;
   int headed = 0;
-  for (const g2zp_run *run = m->runs; run < m->runs + m->count; run++)
-    if (run->end == G2ZP_DIVERGED) axis = G2Z_AXIS_LOG; /* its losses would flatten the others */
   snprintf(level_name, sizeof level_name, "%s %s", name, g2zp_loss_text(cell, m->level));
   for (size_t n = 0; n < G2Z_COUNT(charts); n++) {
     g2z_series series[G2Z_CHART_SERIES];
@@ -2864,11 +2878,14 @@ static void g2zp_page_compared(g2z_page *page, const g2zp_comparison *m) {
       if (m->measure == G2ZP_NO_MEASURE) about = "nats per token; not comparable";
     }
     const g2z_chart chart = {title, about, charts[n].x_name, NULL, series, used, G2Z_AXIS_AUTO,
-                             axis};
+                             G2Z_AXIS_AUTO};
     if (!(ends[0] <= ends[1])) continue; /* no values */
     if (!headed) g2z_page_heading(page, "Curves");
     if (!headed && m->count > G2Z_CHART_SERIES - 1)
       g2z_page_text(page, "The charts show the first %d runs.", G2Z_CHART_SERIES - 1);
+    if (!headed && m->cut)
+      g2z_page_text(page, "The charts leave out losses above %g, which are worse than guessing.",
+                    G2ZP_WORST);
     headed = 1;
     g2z_page_chart(page, &chart);
   }
