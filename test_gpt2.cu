@@ -237,6 +237,7 @@ static const g2z_test_entry test_table[] = {
     {"run_full_disk", "a full disk ends a run, an unwritable page does not", test_run_full_disk},
     {"run_damaged", "steps before a damaged batch are reported", test_run_damaged},
     {"run_diverges", "the last skipped step is reported", test_run_diverges},
+    {"run_mean", "the mean of the last losses decides whether a run diverged", test_run_mean},
     {"run_keeps_good", "a run that gets worse prunes nothing good", test_run_keeps_good},
     {"run_allocations", "a run survives every failing allocation", test_run_allocations},
     {"flags", "the command-line parser", test_flags},

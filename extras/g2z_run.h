@@ -685,16 +685,14 @@ static void g2zr_put_variable(g2z_json_out *out, const char *key, const char *va
   else G2ZR_NONE(key);
 }
 
-/* The shortest decimal number that lies within one float of the value: 0.003 for the float
- * 0.00300000003, and 0.0001 for a tenth of the float 0.001, which is 0.000100000005. */
+/* The shortest decimal number that reads as this float: 0.003 for 0.00300000003. */
 static double g2zr_decimal(float value) {
-  const double apart = (double)nextafterf(value, INFINITY) - (double)value;
   double number = (double)value;
   char text[32];
   for (int digits = 1; digits <= 9; digits++) {
     snprintf(text, sizeof text, "%.*g", digits, (double)value);
     number = strtod(text, NULL);
-    if (fabs(number - (double)value) <= apart) break;
+    if ((float)number == value) break;
   }
   return number;
 }
