@@ -6344,26 +6344,42 @@ G2Z__PRIVATE int g2z__cpu_thread(void) { return 0; }
 /* ----- vectors -----------------------------------------------------------
  * A compiler must not reorder a sum of floats to vectorise it. So products and exponentials are
  * written with vectors of the target's size, in the notation of gcc and clang: x * y is a product
- * lane by lane. Two instructions have no notation and get a macro. Where the target has FMA, a
- * product and its sum are rounded once, on SSE2 twice: these results differ. Otherwise no result
- * depends on the size of a vector. */
+ * lane by lane. Instructions without a notation get a macro. Where the target has FMA, a product
+ * and its sum are rounded once, on SSE2 twice: these results differ. Otherwise no result depends on
+ * the size of a vector. */
 
+/* FMA: x * y + z. ROOT: square roots. LOW and HIGH interleave the low or high halves of x and y:
+ * LOW is x[0], y[0], x[1], y[1], ... */
 #if defined(__AVX512F__)
 #define G2Z__VECTOR 16 /* floats */
 #define G2Z__FMA(x, y, z) _mm512_fmadd_ps(x, y, z)
 #define G2Z__ROOT(x) _mm512_maskz_sqrt_ps(0xffff, x) /* gcc warns of the one without a mask */
+#define G2Z__LOW(x, y) \
+  _mm512_permutex2var_ps( \
+      x, _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23), y)
+#define G2Z__HIGH(x, y) \
+  _mm512_permutex2var_ps( \
+      x, _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31), y)
 #elif defined(__AVX2__) && defined(__FMA__)
 #define G2Z__VECTOR 8
 #define G2Z__FMA(x, y, z) _mm256_fmadd_ps(x, y, z)
 #define G2Z__ROOT(x) _mm256_sqrt_ps(x)
+#define G2Z__LOW(x, y) \
+  _mm256_permute2f128_ps(_mm256_unpacklo_ps(x, y), _mm256_unpackhi_ps(x, y), 0x20)
+#define G2Z__HIGH(x, y) \
+  _mm256_permute2f128_ps(_mm256_unpacklo_ps(x, y), _mm256_unpackhi_ps(x, y), 0x31)
 #elif defined(__aarch64__)
 #define G2Z__VECTOR 4
 #define G2Z__FMA(x, y, z) vfmaq_f32(z, x, y)
 #define G2Z__ROOT(x) vsqrtq_f32(x)
+#define G2Z__LOW(x, y) vzip1q_f32(x, y)
+#define G2Z__HIGH(x, y) vzip2q_f32(x, y)
 #elif defined(__SSE2__)
 #define G2Z__VECTOR 4
 #define G2Z__FMA(x, y, z) ((x) * (y) + (z))
 #define G2Z__ROOT(x) _mm_sqrt_ps(x)
+#define G2Z__LOW(x, y) _mm_unpacklo_ps(x, y)
+#define G2Z__HIGH(x, y) _mm_unpackhi_ps(x, y)
 #else
 #define G2Z__VECTOR 4
 #define G2Z__FMA(x, y, z) ((x) * (y) + (z))
@@ -6374,7 +6390,7 @@ G2Z__PRIVATE int g2z__cpu_thread(void) { return 0; }
 #elif defined(__CUDACC__)
 #define G2Z__UNROLL /* nvcc and its host compiler know no pragma in common */
 #else
-#define G2Z__UNROLL G2Z__PRAGMA(GCC unroll 8)
+#define G2Z__UNROLL G2Z__PRAGMA(GCC unroll 24)
 #endif
 
 /* If a program includes <immintrin.h> before this file, its functions have other options than ours,
@@ -6397,6 +6413,30 @@ G2Z__INLINE g2z__cpu_vector g2z__cpu_choose(g2z__cpu_integers condition, g2z__cp
                                             g2z__cpu_vector y) {
   return (g2z__cpu_vector)(((g2z__cpu_integers)x & condition) |
                            ((g2z__cpu_integers)y & ~condition));
+}
+
+/* Transposes the square x: element j of x[i] becomes element i of x[j]. A round interleaves vector
+ * i of the first half with vector i of the second. So the highest bit of an element's index,
+ * i * G2Z__VECTOR + j, becomes the lowest; after log2(G2Z__VECTOR) rounds i and j have changed
+ * places. */
+G2Z__INLINE void g2z__cpu_transpose(g2z__cpu_vector *x) {
+  g2z__cpu_vector y[G2Z__VECTOR];
+#if defined(G2Z__LOW)
+  const int half = G2Z__VECTOR / 2;
+  G2Z__UNROLL
+  for (int round = 1; round < G2Z__VECTOR; round *= 2) {
+    G2Z__UNROLL
+    for (int i = 0; i < half; i++) {
+      y[2 * i] = G2Z__LOW(x[i], x[i + half]);
+      y[2 * i + 1] = G2Z__HIGH(x[i], x[i + half]);
+    }
+    memcpy(x, y, sizeof y);
+  }
+#else
+  for (int i = 0; i < G2Z__VECTOR; i++)
+    for (int j = 0; j < G2Z__VECTOR; j++) y[j][i] = x[i][j];
+  memcpy(x, y, sizeof y);
+#endif
 }
 
 /* exp(x), within 1.4 units in the last place; 0 below -87.3, exp(88) above 88, NaN for NaN. With
@@ -6539,6 +6579,7 @@ static inline float g2z__cpu_row_factor(const g2z_dropout *dropout, int row, int
  *         for each panel of a              a tile adds 128 products to each of its sums
  *     for each row: the epilogue
  *
+ * A task whose rows fit one tile uses each number of b once: it reads b in place.
  * To pack 256 + 384 numbers for 256 x 384 FMAs takes a tenth of the time. A tile adds up 128
  * products before it adds them to the sum, so that long sums lose few digits. This order depends on
  * k alone: tasks and threads change no bit, and a row has the same bits alone and among others. */
@@ -6550,7 +6591,7 @@ static inline float g2z__cpu_row_factor(const g2z_dropout *dropout, int row, int
 #endif
 #define G2Z__TILE_VECTORS 3
 #define G2Z__TILE_COLUMNS (G2Z__TILE_VECTORS * G2Z__VECTOR)
-#define G2Z__WIDE (2 * G2Z__TILE_COLUMNS) /* columns of a tile of one row */
+#define G2Z__TILE_SUMS (G2Z__TILE_ROWS * G2Z__TILE_VECTORS) /* vectors */
 #define G2Z__STEPS 128                    /* k of a panel: products that are added up as a group */
 #define G2Z__TASK_ROWS 256                /* most rows of a task */
 #define G2Z__TASK_COLUMNS 384             /* most columns; its sums are so far apart */
@@ -6650,7 +6691,7 @@ G2Z__PRIVATE void g2z__cpu_pack(float *to, g2z__cpu_matrix from, int lanes, int 
  * unrolls the loops and keeps the sums in registers. */
 G2Z__INLINE void g2z__cpu_tile(int rows, int vectors, float *sums, const float *a, const float *b,
                                ptrdiff_t b_row, int K) {
-  g2z__cpu_vector sum[G2Z__TILE_ROWS][2 * G2Z__TILE_VECTORS];
+  g2z__cpu_vector sum[G2Z__TILE_SUMS];
   memset(sum, 0, sizeof sum);
   for (int k = 0; k < K; k++, a += G2Z__TILE_ROWS, b += b_row) {
     const g2z__cpu_vector *y = (const g2z__cpu_vector *)b;
@@ -6658,15 +6699,62 @@ G2Z__INLINE void g2z__cpu_tile(int rows, int vectors, float *sums, const float *
     for (int i = 0; i < rows; i++) {
       const g2z__cpu_vector x = g2z__cpu_all(a[i]);
       G2Z__UNROLL
-      for (int v = 0; v < vectors; v++) sum[i][v] = G2Z__FMA(x, y[v], sum[i][v]);
+      for (int v = 0; v < vectors; v++)
+        sum[i * vectors + v] = G2Z__FMA(x, y[v], sum[i * vectors + v]);
     }
   }
   G2Z__UNROLL
   for (int i = 0; i < rows; i++) {
     g2z__cpu_vector *to = (g2z__cpu_vector *)(sums + i * G2Z__TASK_COLUMNS);
     G2Z__UNROLL
-    for (int v = 0; v < vectors; v++) to[v] += sum[i][v];
+    for (int v = 0; v < vectors; v++) to[v] += sum[i * vectors + v];
   }
+}
+
+/* The same for G2Z__VECTOR columns of b whose k lie side by side: squares of b are transposed in
+ * registers. Meanwhile the columns of the next call are fetched. K: a multiple of G2Z__VECTOR. */
+G2Z__INLINE void g2z__cpu_tile_turned(float *sums, const float *a, const float *b,
+                                      ptrdiff_t b_column, int K) {
+  g2z__cpu_vector sum[G2Z__TILE_ROWS], square[G2Z__VECTOR];
+  memset(sum, 0, sizeof sum);
+  for (; K > 0; K -= G2Z__VECTOR, b += G2Z__VECTOR) {
+    G2Z__UNROLL
+    for (int j = 0; j < G2Z__VECTOR; j++) {
+      square[j] = *(const g2z__cpu_vector *)(b + j * b_column);
+      __builtin_prefetch(b + (j + G2Z__VECTOR) * b_column);
+    }
+    g2z__cpu_transpose(square);
+    G2Z__UNROLL
+    for (int k = 0; k < G2Z__VECTOR; k++, a += G2Z__TILE_ROWS)
+      G2Z__UNROLL
+      for (int i = 0; i < G2Z__TILE_ROWS; i++)
+        sum[i] = G2Z__FMA(g2z__cpu_all(a[i]), square[k], sum[i]);
+  }
+  G2Z__UNROLL
+  for (int i = 0; i < G2Z__TILE_ROWS; i++)
+    *(g2z__cpu_vector *)(sums + i * G2Z__TASK_COLUMNS) += sum[i];
+}
+
+/* Multiplies a, one panel of at most G2Z__TILE_ROWS rows, with columns of b in place, and returns
+ * how many: the others need panels. So few rows use each number of b once, and memory is the limit.
+ * The fewer rows, the more columns a tile takes, and the longer the pieces of memory that it reads.
+ * Element (j,k) of b is column j at k. */
+G2Z__PRIVATE int g2z__cpu_in_place(float *sums, const float *a, int rows, g2z__cpu_matrix b,
+                                   int columns, int K) {
+  int j = 0;
+  if (b.column == 1 && K % G2Z__VECTOR == 0)
+    for (; j + G2Z__VECTOR <= columns; j += G2Z__VECTOR)
+      g2z__cpu_tile_turned(sums + j, a, b.at + j * b.row, b.row, K);
+  if (b.row != 1) return j;
+  if (rows == 1)
+    for (; j + G2Z__TILE_SUMS * G2Z__VECTOR <= columns; j += G2Z__TILE_SUMS * G2Z__VECTOR)
+      g2z__cpu_tile(1, G2Z__TILE_SUMS, sums + j, a, b.at + j, b.column, K);
+  if (rows <= G2Z__TILE_ROWS / 2)
+    for (; j + 2 * G2Z__TILE_COLUMNS <= columns; j += 2 * G2Z__TILE_COLUMNS)
+      g2z__cpu_tile(G2Z__TILE_ROWS / 2, 2 * G2Z__TILE_VECTORS, sums + j, a, b.at + j, b.column, K);
+  for (; j + G2Z__TILE_COLUMNS <= columns; j += G2Z__TILE_COLUMNS)
+    g2z__cpu_tile(G2Z__TILE_ROWS, G2Z__TILE_VECTORS, sums + j, a, b.at + j, b.column, K);
+  return j;
 }
 
 #define G2Z__GELU_SCALE 0.797884561f /* sqrt(2 / pi) */
@@ -6710,28 +6798,26 @@ G2Z__PRIVATE void g2z__cpu_finish(const g2z__cpu_product *p, float *__restrict__
   g2z__cpu_store(p->dtype, p->out + at, y, n);
 }
 
-/* A task: rows x columns of `out` from (row,column) on. A single row uses b only once, so it reads
- * columns that lie side by side in place. */
+/* A task: rows x columns of `out` from (row,column) on. */
 G2Z__PRIVATE void g2z__cpu_task(const g2z__cpu_product *p, float *memory, int row, int rows,
                                 int column, int columns) {
   float *sums = memory, *a = sums + G2Z__TASK_SUMS, *b = a + G2Z__TASK_ROWS * G2Z__STEPS;
-  int in_place = 0; /* columns of b that are not packed */
-  if (rows == 1 && p->b.column == 1) in_place = columns / G2Z__WIDE * G2Z__WIDE;
   memset(sums, 0, (size_t)rows * G2Z__TASK_COLUMNS * sizeof *sums);
   for (int first = 0; first < p->K; first += G2Z__STEPS) {
     const int K = G2Z__MIN(G2Z__STEPS, p->K - first);
-    const float *at = p->b.at + (first * p->b.row + column * p->b.column);
     const g2z__cpu_matrix left = {p->a.at + (row * p->a.row + first * p->a.column), p->a.row,
                                   p->a.column};
-    const g2z__cpu_matrix right = {at + in_place * p->b.column, p->b.column, p->b.row};
+    g2z__cpu_matrix right = {p->b.at + (first * p->b.row + column * p->b.column), p->b.column,
+                             p->b.row};
+    int done = 0; /* columns */
     g2z__cpu_pack(a, left, rows, K, G2Z__TILE_ROWS);
-    g2z__cpu_pack(b, right, columns - in_place, K, G2Z__TILE_COLUMNS);
-    for (int j = 0; j < in_place; j += G2Z__WIDE)
-      g2z__cpu_tile(1, 2 * G2Z__TILE_VECTORS, sums + j, a, at + j, p->b.row, K);
-    for (int j = in_place; j < columns; j += G2Z__TILE_COLUMNS)
+    if (rows <= G2Z__TILE_ROWS) done = g2z__cpu_in_place(sums, a, rows, right, columns, K);
+    right.at += done * right.row;
+    g2z__cpu_pack(b, right, columns - done, K, G2Z__TILE_COLUMNS);
+    for (int j = done; j < columns; j += G2Z__TILE_COLUMNS)
       for (int i = 0; i < rows; i += G2Z__TILE_ROWS)
         g2z__cpu_tile(G2Z__TILE_ROWS, G2Z__TILE_VECTORS, sums + i * G2Z__TASK_COLUMNS + j,
-                      a + i * K, b + (j - in_place) * K, G2Z__TILE_COLUMNS, K);
+                      a + i * K, b + (j - done) * K, G2Z__TILE_COLUMNS, K);
   }
   for (int i = 0; i < rows; i++)
     g2z__cpu_finish(p, sums + i * G2Z__TASK_COLUMNS, row + i, column, columns);
