@@ -654,8 +654,9 @@ static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *
 }
 
 /* ===== >>d06 plan ========================================================
- * Where everything lies in memory: a pure function of config, world size, stage and type. It
- * fills tables once; the allocator, the trainer, the files, --dry-run and the tests read them.
+ * Where everything lies in memory: a pure function of config, world size, stage and type. Only the
+ * size of a CPU's scratch also depends on the process's number of threads. It fills tables once; the
+ * allocator, the trainer, the files, --dry-run and the tests read them.
  *
  * Parameters are one flat list, ordered as backward completes their gradients: unit 0 is the final
  * LayerNorm, units 1..L are blocks L-1..0, then wpe, then wte. Inside a unit parameters stand in
@@ -4468,6 +4469,16 @@ G2Z__PRIVATE g2z_status g2z__plan_fill(g2z_plan *plan) {
 #define G2Z__ATTENTION_PARTS 320 /* maximum of heads, or parts of heads, whose dQ is in scratch */
 #define G2Z__PRODUCT_COLUMNS 192 /* in a tile of our own products */
 
+/* Sizes in the CPU ops. A thread has memory for a task of a product: sums, and panels of both
+ * operands. */
+#define G2Z__STEPS 128           /* k of a panel: products that are added up as a group */
+#define G2Z__TASK_ROWS 256       /* most rows of a task */
+#define G2Z__TASK_COLUMNS 384    /* most columns; a task's rows of sums are so far apart */
+#define G2Z__TASK_SUMS (G2Z__TASK_ROWS * G2Z__TASK_COLUMNS)
+#define G2Z__TASK_FLOATS \
+  (G2Z__TASK_SUMS + (G2Z__TASK_ROWS + G2Z__TASK_COLUMNS) * G2Z__STEPS)
+#define G2Z__QUERIES 64          /* most in a block of attention; T = 1024: 256 KB of scores */
+
 /* Sizes in the kernels for 8 bits on other GPUs. */
 #define G2Z__FP8_MULTIPLE 16     /* cuBLASLt's products in 8 bits need it of K and M */
 #define G2Z__SLICE_BYTES ((size_t)32 << 20) /* a part of a product that stays in L2 */
@@ -4555,6 +4566,40 @@ G2Z__PRIVATE size_t g2z__plan_request(const g2z_plan *plan) {
   return G2Z__MAX(attention, head);
 }
 
+/* The threads that CPU ops use in a process. The ranks of a host divide its cores, unless they are
+ * already bound to cores: if every rank used all cores, all would run ten times slower. */
+G2Z__PRIVATE int g2z__plan_threads(int local_world) {
+#ifdef _OPENMP
+  const int cores = omp_get_num_procs();
+  if (local_world > 1 && !getenv("OMP_NUM_THREADS") && cores >= sysconf(_SC_NPROCESSORS_ONLN))
+    return G2Z__MAX(cores / local_world, 1);
+  return omp_get_max_threads();
+#else
+  (void)local_world;
+  return 1;
+#endif
+}
+
+/* Floats of a thread: of a task, then `more`. Both parts are whole cache lines. */
+G2Z__PRIVATE size_t g2z__plan_thread(size_t more) {
+  return G2Z__TASK_FLOATS + g2z__round_up(more, 16);
+}
+
+/* The CPU ops' scratch: memory of the threads, in which attention has a block of scores, and its
+ * backward two; and the rounded operands of a product in 8 bits. Scores of texts and validation
+ * have longer sequences than training if its batch has as many tokens. */
+G2Z__PRIVATE size_t g2z__plan_cpu_scratch(const g2z_plan *plan) {
+  const size_t N = plan->tokens, C = (size_t)plan->model.channels, V = (size_t)plan->model.vocab;
+  const size_t longest = G2Z__MIN((size_t)plan->model.context, N);
+  const size_t scores = G2Z__QUERIES * G2Z__MAX(2 * (size_t)plan->seq, longest);
+  const size_t threads = (size_t)g2z__plan_threads(plan->local_world);
+  size_t rounded = 0;
+  if (plan->fp8) rounded = (N + V) * C + N;
+  if (plan->fp8 >= G2Z_FP8_FORWARD) rounded = G2Z__MAX(rounded, 4 * C * (N + C));
+  if (plan->fp8 >= G2Z_FP8_ALL) rounded = G2Z__MAX(rounded, 5 * N * C);
+  return (threads * g2z__plan_thread(scores) + 16 + rounded) * sizeof(float);
+}
+
 /* Elements of wte's gradient; 0 if its type is the other gradients' type: then it lies in grads. */
 G2Z__PRIVATE size_t g2z__plan_dwte(const g2z_plan *plan) {
   if (plan->dwte_dtype == plan->grad_dtype) return 0;
@@ -4598,6 +4643,8 @@ G2Z__PRIVATE void g2z__plan_bytes(g2z_plan *plan) {
    * one: 3 times covers one such block. */
   if (plan->device == G2Z_DEVICE_CUDA)
     bytes[G2Z_MEMORY_SCRATCH] = ((size_t)32 << 20) + 3 * g2z__align(g2z__plan_request(plan));
+  else
+    bytes[G2Z_MEMORY_SCRATCH] = g2z__align(g2z__plan_cpu_scratch(plan));
   if (plan->graphed) bytes[G2Z_MEMORY_SCRATCH] += plan->launches * G2Z__GRAPH_LAUNCH_BYTES;
 
   plan->nccl_bytes = 0;
@@ -6592,13 +6639,7 @@ static inline float g2z__cpu_row_factor(const g2z_dropout *dropout, int row, int
 #define G2Z__TILE_VECTORS 3
 #define G2Z__TILE_COLUMNS (G2Z__TILE_VECTORS * G2Z__VECTOR)
 #define G2Z__TILE_SUMS (G2Z__TILE_ROWS * G2Z__TILE_VECTORS) /* vectors */
-#define G2Z__STEPS 128                    /* k of a panel: products that are added up as a group */
-#define G2Z__TASK_ROWS 256                /* most rows of a task */
-#define G2Z__TASK_COLUMNS 384             /* most columns; its sums are so far apart */
-#define G2Z__TASK_GRAIN 96                /* columns come in multiples of it, and of any tile */
-#define G2Z__TASK_SUMS (G2Z__TASK_ROWS * G2Z__TASK_COLUMNS)
-#define G2Z__TASK_FLOATS \
-  (G2Z__TASK_SUMS + (G2Z__TASK_ROWS + G2Z__TASK_COLUMNS) * G2Z__STEPS)
+#define G2Z__TASK_GRAIN 96 /* columns of a task come in multiples of it, and of any tile */
 
 typedef struct g2z__cpu_matrix { /* element (i,j) is at[i * row + j * column] */
   const float *at;
@@ -6825,7 +6866,7 @@ G2Z__PRIVATE void g2z__cpu_task(const g2z__cpu_product *p, float *memory, int ro
 
 typedef struct g2z__cpu_backend {
   float *memory;               /* of all threads: ops reuse it */
-  size_t capacity;
+  size_t floats;
 } g2z__cpu_backend;
 
 typedef struct g2z__cpu_memory {
@@ -6833,7 +6874,8 @@ typedef struct g2z__cpu_memory {
   size_t each;
 } g2z__cpu_memory;
 
-/* Memory for each thread: of a task, then `more` floats. Both are aligned to cache lines. */
+/* Memory for each thread: of a task, then `more` floats. Both are aligned to cache lines. Of the
+ * plan's size at most: the old memory is released first. */
 G2Z__PRIVATE g2z_status g2z__cpu_reserve(g2z_device *device, size_t more, g2z__cpu_memory *out) {
   if (!device->backend) {
     g2z__cpu_backend *created;
@@ -6841,9 +6883,15 @@ G2Z__PRIVATE g2z_status g2z__cpu_reserve(g2z_device *device, size_t more, g2z__c
     device->backend = created;
   }
   g2z__cpu_backend *backend = (g2z__cpu_backend *)device->backend;
-  out->each = G2Z__TASK_FLOATS + g2z__round_up(more, 16);
+  out->each = g2z__plan_thread(more);
   const size_t floats = (size_t)g2z__cpu_threads() * out->each + 16;
-  G2Z_TRY(G2Z_GROW(device->services, &backend->memory, &backend->capacity, 0, floats));
+  if (backend->floats < floats) {
+    g2z_release(device->services, backend->memory);
+    backend->memory = NULL;
+    backend->floats = 0;
+    G2Z_TRY(G2Z_NEW(device->services, floats, &backend->memory));
+    backend->floats = floats;
+  }
   out->first = backend->memory + (64 - (uintptr_t)backend->memory % 64) % 64 / sizeof(float);
   return G2Z_OK;
 }
@@ -7233,8 +7281,6 @@ G2Z__PRIVATE g2z_status g2z__cpu_linear_bwd_weight(g2z_device *device,
  * A thread takes a block of a head's queries, and all keys up to the last of them. Its scores are a
  * product, and so are the sums over keys; softmax lies between. After softmax a key that comes
  * after its query has weight 0, so a query has the same bits in a block and alone. */
-
-#define G2Z__QUERIES 64 /* most of a block; T = 1024 gives 256 KB of scores */
 
 typedef struct g2z__cpu_block {
   const float *q;              /* of the head's token 0 in qkv; its k is C further, its v 2 C */
@@ -10481,11 +10527,7 @@ G2Z_API g2z_status g2z_context_create(const g2z_context_config *config, g2z_cont
     return status;
   }
 #ifdef _OPENMP
-  /* Divide the host's cores among its ranks, unless they are already bound to cores. If every rank
-   * used all cores, all would run ten times slower. No result depends on the number of threads. */
-  const int sharing = g2z_ranks_place(context->ranks)->local_world, cores = omp_get_num_procs();
-  if (sharing > 1 && !getenv("OMP_NUM_THREADS") && cores >= sysconf(_SC_NPROCESSORS_ONLN))
-    omp_set_num_threads(G2Z__MAX(cores / sharing, 1));
+  omp_set_num_threads(g2z__plan_threads(g2z_ranks_place(context->ranks)->local_world));
 #endif
   *out = context;
   return G2Z_OK;

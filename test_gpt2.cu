@@ -279,6 +279,7 @@ static const g2z_test_entry test_table[] = {
     {"initialisation", "each tensor starts with GPT-2's spread", test_initialisation},
     {"validation", "validation is the mean of the steps' losses", test_validation},
     {"memory_again", "a call that ran out of memory works again, and smaller", test_memory_again},
+    {"memory_planned", "a CPU's step takes the memory that the plan counts", test_memory_planned},
     {"places", "a rank's place, from the variables of each launcher", test_places},
     {"places_refused", "variables that make no place are named", test_places_refused},
     {"ranks_calls", "2 to 5 processes meet, and every call, also with 32 MB", test_ranks_scenes},

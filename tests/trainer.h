@@ -929,6 +929,74 @@ static void test_memory_again(g2z_test *t) {
     }
 }
 
+/* Bytes that are allocated now, and the most of them. The size stands before each block. */
+static size_t memory_live, memory_most;
+static void *memory_counted(void *user, size_t bytes) {
+  (void)user;
+  max_align_t *block = (max_align_t *)malloc(sizeof *block + bytes);
+  if (!block) return NULL;
+  memcpy(block, &bytes, sizeof bytes);
+  const size_t live = __atomic_add_fetch(&memory_live, bytes, __ATOMIC_RELAXED);
+  if (live > memory_most) memory_most = live;
+  return block + 1;
+}
+static void memory_uncounted(void *user, void *memory) {
+  (void)user;
+  max_align_t *block = (max_align_t *)memory - 1;
+  size_t bytes;
+  memcpy(&bytes, block, sizeof bytes);
+  __atomic_sub_fetch(&memory_live, bytes, __ATOMIC_RELAXED);
+  free(block);
+}
+
+/* A CPU's step allocates nothing except its ops' scratch, and the plan has the size of that: up to
+ * its multiple of 256 bytes and the struct that points to it. In 8 bits it is an upper bound,
+ * because the largest product does not run beside the largest block of scores. A second step, and
+ * the score of a longer sequence, stay within it. */
+static void test_memory_planned(g2z_test *t) {
+  static const struct { int threads, seq; g2z_fp8 fp8; } cases[] = {
+      {1, 64, G2Z_FP8_NONE},    {3, 64, G2Z_FP8_NONE},    {1, 200, G2Z_FP8_NONE},
+      {1, 64, G2Z_FP8_LOGITS}, {3, 64, G2Z_FP8_FORWARD}, {1, 64, G2Z_FP8_ALL}};
+  int32_t tokens[801];
+  float losses[800];
+  double mean;
+  test_tokens(tokens, 801, 61, 3);
+  for (size_t i = 0; i < G2Z_COUNT(cases); i++) {
+    const g2z_services services = t->services;
+    t->services.allocate = memory_counted;
+    t->services.release = memory_uncounted;
+#ifdef _OPENMP
+    const int threads = omp_get_max_threads();
+    omp_set_num_threads(cases[i].threads);
+#endif
+    g2z_train_config config = test_config_of(1, 2, 32, 400, 61);
+    config.seq = cases[i].seq;
+    config.fp8 = cases[i].fp8;
+    if (config.fp8) config.dtype = G2Z_FP16;
+    test_trainer tt;
+    g2z_report report;
+    REQUIRE_OK(t, test_trainer_open(t, &config, &tt));
+    const size_t planned = tt.trainer->plan->bytes[G2Z_MEMORY_SCRATCH], before = memory_live;
+    memory_most = before;
+    CHECK_OK(t, g2z_trainer_step_batch(tt.trainer, tokens, tokens + 1, &report));
+    const size_t taken = memory_most - before;
+    FAIL_IF(t, taken > planned || (!config.fp8 && planned - taken > 512),
+            "%d threads, seq=%d, fp8 %d: %zu bytes are planned, %zu were taken", cases[i].threads,
+            cases[i].seq, (int)config.fp8, planned, taken);
+    CHECK_OK(t, g2z_trainer_step_batch(tt.trainer, tokens, tokens + 1, &report));
+    CHECK_OK(t, g2z_trainer_flush(tt.trainer, &report));
+    const int longest = cases[i].seq * 2; /* both sequences of the batch as one */
+    CHECK_OK(t, g2z_model_score(&tt.trainer->model, tokens, tokens + 1, 1, longest,
+                                losses, &mean));
+    CHECK(t, memory_most - before <= planned);
+    test_trainer_close(t, &tt);
+#ifdef _OPENMP
+    omp_set_num_threads(threads);
+#endif
+    t->services = services;
+  }
+}
+
 /* ----- generation -------------------------------------------------------- */
 
 static void test_sampling(g2z_test *t) {
