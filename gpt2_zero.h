@@ -316,12 +316,16 @@ G2Z_API void g2z_writer_free(g2z_writer *writer); /* NULL is fine; removes an un
  * (/dev/fd/63). The caller frees the text with g2z_release. */
 G2Z_API g2z_status g2z_read_file(g2z_services *services, const char *path, size_t limit,
                                  char **text, size_t *bytes);
-/* Repeats a system call that a signal interrupted; on some file systems even open() and fsync(). */
+/* Repeats a system call that a signal interrupted; on some network and FUSE file systems even
+ * open(), fsync(), mkdir() and rename(). */
 #define G2Z_RETRY(result, call) while (((result) = (call)) < 0 && errno == EINTR) continue
 /* write() of all bytes, repeated if a signal interrupts it. Returns 0 on failure, with errno. */
 G2Z_API int g2z_write_bytes(int file, const void *bytes, size_t count);
 /* mkdir -p. */
 G2Z_API g2z_status g2z_make_directory(g2z_services *services, const char *path);
+/* rename() and unlink(), repeated if a signal interrupts them. 0 on success, else -1 with errno. */
+G2Z_API int g2z_rename(const char *from, const char *to);
+G2Z_API int g2z_unlink(const char *path);
 /* *there: 1 if anything has this name, even a broken link. The call fails if this is not known:
  * after a wrong "no" the caller would start again and overwrite files that it cannot see. */
 G2Z_API g2z_status g2z_is_there(g2z_services *services, const char *path, int *there);
@@ -2982,6 +2986,18 @@ G2Z__PRIVATE int g2z__resize(int file, uint64_t bytes) {
   return done;
 }
 
+G2Z_API int g2z_rename(const char *from, const char *to) {
+  int done;
+  G2Z_RETRY(done, rename(from, to));
+  return done;
+}
+
+G2Z_API int g2z_unlink(const char *path) {
+  int done;
+  G2Z_RETRY(done, unlink(path));
+  return done;
+}
+
 /* A new name is durable only after its directory is synced. Closes `directory`, which is -1 if it
  * could not be opened. Returns an errno. A directory that cannot be synced (on some network and
  * FUSE file systems) is no error: the file itself is complete. */
@@ -3142,7 +3158,7 @@ G2Z__PRIVATE g2z_status g2z__writer_finish(g2z_writer *writer, int shut) {
 G2Z_API g2z_status g2z_writer_commit(g2z_writer *writer) {
   G2Z_TRY(g2z__writer_finish(writer, 0));
   if (!writer->pending) return G2Z_OK;
-  G2Z_TRY(g2z__writer_check(writer, rename(writer->partial, writer->path) == 0,
+  G2Z_TRY(g2z__writer_check(writer, g2z_rename(writer->partial, writer->path) == 0,
                             "rename a complete file to"));
   writer->pending = 0;
   char directory[PATH_MAX] = ".";
@@ -3159,7 +3175,7 @@ G2Z_API g2z_status g2z_writer_commit(g2z_writer *writer) {
 
 G2Z_API void g2z_writer_free(g2z_writer *writer) {
   if (!writer) return;
-  if (writer->pending) unlink(writer->partial); /* while the lock keeps others away */
+  if (writer->pending) g2z_unlink(writer->partial); /* while the lock keeps others away */
   if (writer->file >= 0) close(writer->file);
   g2z_release(writer->services, writer);
 }
@@ -3223,9 +3239,11 @@ G2Z_API g2z_status g2z_make_directory(g2z_services *services, const char *path) 
   if (length >= sizeof prefix) return g2z_fail_file(services, ENAMETOOLONG, "create", path);
   for (size_t i = 1; i <= length; i++) {
     struct stat info;
+    int done;
     if (path[i] != '/' && path[i] != 0) continue;
     memcpy(prefix, path, i);
-    if (mkdir(prefix, 0777) == 0) continue;
+    G2Z_RETRY(done, mkdir(prefix, 0777));
+    if (done == 0) continue;
     int error = errno; /* may not be EEXIST although the directory exists (read-only mounts) */
     if (stat(prefix, &info) != 0 || !S_ISDIR(info.st_mode))
       return g2z_fail_file(services, error, "create the directory", prefix);
@@ -5071,7 +5089,7 @@ G2Z_API g2z_status g2z_shard_writer_commit(g2z_shard_writer *writer) {
   if (writer->mask) G2Z_TRY(g2z_writer_commit(writer->mask));
   G2Z_TRY(g2z_writer_commit(writer->file));
   const g2z_path old = g2z__mask_of(writer->file->path);
-  if (!writer->mask && unlink(old.text) != 0 && errno != ENOENT)
+  if (!writer->mask && g2z_unlink(old.text) != 0 && errno != ENOENT)
     return g2z_fail_file(writer->services, errno, "remove the mask of an earlier shard", old.text);
   return G2Z_OK;
 }
@@ -12563,7 +12581,7 @@ G2Z__PRIVATE g2z_status g2z__saver_commit(g2z__transfer *x) {
   G2Z_TRY(g2z_writer_create(x->services, g2z__transfer_name(x, "config.json"), &x->config));
   G2Z_TRY(g2z__weights_put_config(x->config, &x->t->plan->model, x->t->config.dropout));
   G2Z_TRY(g2z__writer_finish(x->config, 0));
-  if (unlink(x->path.text) != 0 && errno != ENOENT)
+  if (g2z_unlink(x->path.text) != 0 && errno != ENOENT)
     return g2z_fail_file(x->services, errno, "replace", x->path.text);
   if (!replaces) G2Z_TRY(g2z_writer_commit(x->config));
   G2Z_TRY(g2z_writer_commit(x->model));
@@ -12621,7 +12639,7 @@ G2Z__PRIVATE g2z_status g2z__saver_publish(g2z__transfer *x, const char *final_n
   G2Z_TRY(g2z_writer_commit(x->sums));
   /* Open the directory above before the rename, so that after it only the sync can fail. */
   int above = g2z__open_file(g2z__transfer_name(x, ".."), O_RDONLY | O_DIRECTORY);
-  int renamed = rename(x->directory, final_name) == 0, error = errno;
+  int renamed = g2z_rename(x->directory, final_name) == 0, error = errno;
   int unsynced = g2z__sync_directory(above);
   if (!renamed)
     return g2z_fail_file(x->services, error, "rename a complete checkpoint to", final_name);

@@ -915,7 +915,7 @@ static g2z_status remove_shards(g2z_services *services, const options *o, const 
   TRY(old_set_open(services, o, &set));
   g2z_status status = old_set_next(&set, &some);
   while (status == G2Z_OK && some) {
-    if (set.split <= VAL && set.index >= keep[set.split] && unlink(set.path) != 0)
+    if (set.split <= VAL && set.index >= keep[set.split] && g2z_unlink(set.path) != 0)
       status = g2z_fail_file(services, errno, "remove", set.path);
     if (status == G2Z_OK) status = old_set_next(&set, &some);
   }
@@ -1399,7 +1399,7 @@ static g2z_status name_files(const options *o, output *to, const g2z_tokenizer *
     snprintf(empty, sizeof empty, "%s.empty", path);
     int file;
     G2Z_RETRY(file, open(empty, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-    if (file < 0 || close(file) != 0 || rename(empty, path) != 0)
+    if (file < 0 || close(file) != 0 || g2z_rename(empty, path) != 0)
       return g2z_fail_file(to->services, errno, "write", path);
   }
   snprintf(path, sizeof path, "%s/%s.bpe", o->out, o->name_text);
@@ -1424,7 +1424,7 @@ static g2z_status commit(const options *o, output *to, const g2z_tokenizer *toke
   memcpy(sentence, to->services->error, sizeof sentence);
   remove_shards(to->services, o, none);
   snprintf(path, sizeof path, "%s/%s.bpe", o->out, o->name_text);
-  if (o->train_bpe) unlink(path);
+  if (o->train_bpe) g2z_unlink(path);
   return fail(to->services, status, "%s", sentence);
 }
 

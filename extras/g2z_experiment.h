@@ -1919,7 +1919,7 @@ static g2z_status g2zx_run(g2z_services *services, const g2z_bench *o,
   g2z_status status = g2zx_open(&e, config);
   if (status == G2Z_OK) status = g2zx_run_rounds(&e);
   if (status == G2Z_OK || (status == G2Z_STOPPED && e.all_runs)) status = g2zx_finish(&e);
-  if (e.tokens.text[0]) unlink(e.tokens.text);
+  if (e.tokens.text[0]) g2z_unlink(e.tokens.text);
   if (e.lock >= 0) close(e.lock);
   for (int i = 0; i < e.count; i++)
     for (int r = 0; r < G2Z_REPEATS; r++) g2z_summary_free(e.jobs[i].measured[r]);

@@ -1134,8 +1134,8 @@ static const char *g2zr_length(const g2z_run *run, int64_t *value) {
   return flag;
 }
 
-/* How to start this program again. `other` 1: as a new run, in its own directory. `flag` is one flag
- * or several, the last without its `value`. --positions would be refused with --init-from. */
+/* How to start this program again. `other` 1: as a new run, in its own directory. `flag` is one
+ * flag or several, the last without its `value`. --init-from refuses --positions. */
 #define G2ZR_COMMAND_BYTES 1400
 static const char *g2zr_command(const g2z_run *run, int other, const char *flag, const char *value,
                                 char text[G2ZR_COMMAND_BYTES]) {
@@ -1241,7 +1241,7 @@ static void g2zr_prune(g2z_run *run) {
     const g2z_path path = g2zr_checkpoint(run, old, ""),
                    partial = g2zr_checkpoint(run, old, ".partial");
     g2z_checkpoint_remove(partial.text);
-    if (rename(path.text, partial.text) != 0) g2zr_stays(run, path.text);
+    if (g2z_rename(path.text, partial.text) != 0) g2zr_stays(run, path.text);
     else if (!g2z_checkpoint_remove(partial.text)) g2zr_stays(run, partial.text);
   }
 }
@@ -2044,7 +2044,7 @@ static void g2zr_sweep(const char *path, const char *const *names, size_t count)
   for (struct dirent *entry; directory && (entry = readdir(directory)) != NULL;)
     for (size_t i = 0; i < count; i++)
       if (fnmatch(names[i], entry->d_name, 0) == 0)
-        unlink(g2z_path_in(path, "%s", entry->d_name).text);
+        g2z_unlink(g2z_path_in(path, "%s", entry->d_name).text);
   if (directory) closedir(directory);
 }
 
@@ -2076,7 +2076,7 @@ static g2z_status g2zr_check_shared(g2z_run *run) {
                         "choose a --%s on a file system that all ranks share", path.text,
                         made[i].flag);
     status = g2zr_agree(run, status);
-    if (mine) unlink(path.text);
+    if (mine) g2z_unlink(path.text);
     G2Z_TRY(status);
   }
   return G2Z_OK;
@@ -2168,6 +2168,7 @@ static void g2zr_introduce(g2z_run *run) {
 /* Rank 0, if the run continues: removes the files that say that it ended, unfinished checkpoints,
  * and old ones. Sets damaged checkpoints aside. */
 static g2z_status g2zr_forget_end(g2z_run *run) {
+  static const char *const ends[] = {"RUN_COMPLETE.txt", "training_metrics.json"};
   G2Z_TRY(g2zr_tell_failure(run, &run->held));
   if (run->context->rank != 0 || !run->found.continues) return G2Z_OK;
   /* If a process is killed while it saves or removes a checkpoint, "step-N.partial" is left. */
@@ -2182,11 +2183,14 @@ static g2z_status g2zr_forget_end(g2z_run *run) {
     if (step <= run->resumed) break;
     const g2z_path path = g2zr_checkpoint(run, step, ""),
                    aside = g2zr_checkpoint(run, step, ".damaged");
-    if (rename(path.text, aside.text) != 0)
+    if (g2z_rename(path.text, aside.text) != 0)
       return g2z_fail_file(run->services, errno, "set aside a damaged checkpoint as", aside.text);
   }
-  unlink(g2zr_in(run, "RUN_COMPLETE.txt").text);
-  unlink(g2zr_in(run, "training_metrics.json").text);
+  for (size_t i = 0; i < G2Z_COUNT(ends); i++) {
+    const g2z_path path = g2zr_in(run, ends[i]);
+    if (g2z_unlink(path.text) != 0 && errno != ENOENT)
+      return g2z_fail_file(run->services, errno, "remove", path.text);
+  }
   g2zr_prune(run); /* a kill may have come between a save and its pruning */
   return G2Z_OK;
 }
@@ -2201,7 +2205,7 @@ static g2z_status g2zr_check_best(g2z_run *run) {
   G2Z_TRY(g2zr_linked(run, &linked, &other));
   if (linked < 0 && !(other && run->config.keep_best)) return G2Z_OK;
   if (access(best.text, F_OK) == 0 || errno != ENOENT) return G2Z_OK;
-  if (readlink(best.text, was, sizeof was - 1) < 0 || unlink(best.text) != 0)
+  if (readlink(best.text, was, sizeof was - 1) < 0 || g2z_unlink(best.text) != 0)
     return g2z_fail_file(run->services, errno, "remove the link", best.text);
   g2z_log(run->services, G2Z_LOG_WARNING, "%s is removed: it was a link to %s, which is not there",
           best.text, g2z_tame(was));
@@ -2217,7 +2221,7 @@ static g2z_status g2zr_write_launch(g2z_run *run) {
   const char *run_dir = run->config.run_dir;
   if (run->context->rank != 0 || !run_dir) return G2Z_OK;
   G2Z_TRY(g2zr_check_best(run));
-  unlink(g2zr_in(run, "RUN_FAILED.json").text);
+  g2z_unlink(g2zr_in(run, "RUN_FAILED.json").text);
   g2zr_sweep(run_dir, left, G2Z_COUNT(left));
   return g2z_json_write(run->services, g2zr_in(run, "launcher_metadata.json").text,
                         g2zr_put_launch, run);
@@ -2410,7 +2414,7 @@ G2Z_API g2z_status g2z_run_create(g2z_context *context, const g2z_run_config *co
   if (status != G2Z_OK) { /* a directory with these files alone would look like a run */
     static const char *const first[] = {"metrics.jsonl", "train.log", G2ZR_ORIGIN};
     for (size_t i = 0; i < G2Z_COUNT(first) && run->begins; i++)
-      unlink(g2zr_in(run, first[i]).text);
+      g2z_unlink(g2zr_in(run, first[i]).text);
     g2z_run_free(run);
     *out = NULL;
   }
@@ -2708,9 +2712,9 @@ static __attribute__((noinline)) void g2zr_link_best(g2z_run *run) {
                                best.text);
   char name[64];
   snprintf(name, sizeof name, G2ZR_CHECKPOINT, step);
-  unlink(partial.text); /* removes what a killed run left; a link of the user is not followed */
+  g2z_unlink(partial.text); /* removes what a killed run left; a link of the user is not followed */
   if (status == G2Z_OK &&
-      (symlink(name, partial.text) != 0 || rename(partial.text, best.text) != 0))
+      (symlink(name, partial.text) != 0 || g2z_rename(partial.text, best.text) != 0))
     status = g2z_fail_file(run->services, errno, "make the link", best.text);
   if (status != G2Z_OK && !run->unlinked)
     g2z_log(run->services, G2Z_LOG_WARNING, "%s. The best weights are in %s", run->services->error,
@@ -3060,7 +3064,7 @@ static g2z_status g2zr_complete(g2z_run *run) {
   G2Z_TRY(g2zr_sync(run));
   G2Z_TRY(g2zr_tell_failure(run, &run->held)); /* includes a failure of g2zr_log above */
   g2z_status status = g2zr_write_text(run, "RUN_COMPLETE.txt", run->line);
-  if (status != G2Z_OK) unlink(g2zr_in(run, "RUN_COMPLETE.txt").text); /* from an earlier end */
+  if (status != G2Z_OK) g2z_unlink(g2zr_in(run, "RUN_COMPLETE.txt").text); /* from an earlier end */
   return status;
 }
 

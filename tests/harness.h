@@ -460,6 +460,9 @@ int test_call_symlink(const char *to, const char *path) {
   result test_call_##name parameters { return test_interrupted() ? -1 : (result)(call); }
 INTERRUPTED(int, open, (const char *path, int flags, unsigned mode),
             syscall(SYS_openat, AT_FDCWD, path, flags, mode))
+INTERRUPTED(int, rename, (const char *from, const char *to), renameat(AT_FDCWD, from, AT_FDCWD, to))
+INTERRUPTED(int, unlink, (const char *path), unlinkat(AT_FDCWD, path, 0))
+INTERRUPTED(int, mkdir, (const char *path, mode_t mode), mkdirat(AT_FDCWD, path, mode))
 INTERRUPTED(int, fsync, (int file), 0 && file) /* only a power cut would show a difference */
 INTERRUPTED(int, ftruncate, (int file, off_t bytes), syscall(SYS_ftruncate, file, bytes))
 INTERRUPTED(ssize_t, read, (int file, void *to, size_t count),

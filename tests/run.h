@@ -1750,6 +1750,12 @@ static void test_run_goes_on(g2z_test *t) {
     CHECK(t, test_times(text, "\"epoch_wall_time_sec\": 0,") == 0);
     CHECK(t, test_times(text, "\"step_time_p50_sec\": null") == 0);
   }
+  /* A run in which the mark of its end would stay does not start. */
+  test_sh(t, "rm run/RUN_COMPLETE.txt && mkdir run/RUN_COMPLETE.txt");
+  s.config.max_train_steps = 12;
+  CHECK_STATUS(t, test_run_all(t, &s.config, &seen), G2Z_IO, &t->services,
+               "run/RUN_COMPLETE.txt: Is a directory");
+  CHECK(t, seen.steps == 0);
   s = test_run_prepare(t, "other");
   test_sh(t, "mkdir other && echo '{\"schema_version\": \"1.0\"}' > other/training_metrics.json");
   CHECK_BAD(t, test_run_all(t, &s.config, &seen), "holds a training_metrics.json, which a run");
