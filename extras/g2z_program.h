@@ -68,7 +68,8 @@ typedef struct g2z_flag {
  * this program's flag. -h is --help. */
 G2Z_API g2z_status g2z_flags_parse(g2z_services *services, const g2z_flag *flags, int count,
                                    int argc, char **argv, int first, int *rest);
-/* Prints the table. Call it before parsing: it shows the values of the destinations as defaults. */
+/* Prints the table in lines of 80 columns. Call it before parsing: it shows the values of the
+ * destinations as defaults. */
 G2Z_API void g2z_flags_print(const g2z_flag *flags, int count,
                              void (*line)(void *user, const char *text), void *user);
 /* Makes arguments from the table, for a program that starts itself again: the words of `first`,
@@ -605,7 +606,8 @@ G2Z_API void g2z_flags_print(const g2z_flag *flags, int count,
     g2zg_flag_default(flag, value);
     snprintf(help, sizeof help, "%s", flag->help);
     if (value[0]) snprintf(help, sizeof help, "%s [%s]", flag->help, value);
-    for (const char *at = help; *at;) { /* lines of at most 80 columns */
+    const char *at = help;
+    do { /* a line; the first has the name, even without help */
       size_t length = strlen(at);
       if (length > 47) {
         for (length = 47; length > 0 && at[length] != ' ';) length--;
@@ -619,7 +621,7 @@ G2Z_API void g2z_flags_print(const g2z_flag *flags, int count,
       at += length;
       at += strspn(at, " ");
       name[0] = 0;
-    }
+    } while (*at);
   }
 }
 

@@ -501,7 +501,7 @@ static void test_flag_line(void *lines, const char *text) {
 }
 
 static void test_flags(g2z_test *t) {
-  int number = 7, choice = 1, on = 0, unset = 0, rest = -1;
+  int number = 7, choice = 1, on = 0, bare = 0, unset = 0, rest = -1;
   int64_t big = 0;
   uint64_t seed = 3;
   float real = 0.5f;
@@ -515,11 +515,12 @@ static void test_flags(g2z_test *t) {
       {"real", G2Z_FLAG_FLOAT, &real, 0, 1, "X", "a float"},
       {"choice", G2Z_FLAG_CHOICE, &choice, 0, 0, "|cpu|cuda", "a choice"},
       {"text", G2Z_FLAG_TEXT, &text, 0, 0, "TEXT", "a text"},
-      {"on", G2Z_FLAG_SWITCH, &on, 0, 0, "", "a switch"}};
+      {"on", G2Z_FLAG_SWITCH, &on, 0, 0, "", "a switch"},
+      {"bare", G2Z_FLAG_SWITCH, &bare, 0, 0, "", ""}};
   const int count = (int)(sizeof flags / sizeof *flags);
   int lines[2] = {0, 0};
   g2z_flags_print(flags, count, test_flag_line, lines);
-  CHECK(t, lines[0] == 4 && lines[1] == 5); /* number, big, seed, real, choice */
+  CHECK(t, lines[0] == 5 && lines[1] == 5); /* number, big, seed, real, choice */
 
   char words[][32] = {"program", "--number=12", "one", "--big-number", "9223372036854775807",
                       "--seed=18446744073709551615", "--real=2.5e-1", "--choice=cpu",
