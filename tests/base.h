@@ -623,9 +623,11 @@ static void test_config_pairs(g2z_test *t) {
   config.seq = 1000;
   CHECK_BAD(t, test_config_check(s, &config), "of 128, and channels of 16; they are 8000 and 768");
   config.seq = 1024;
-  config.model.channels = 792, config.model.heads = 11;
+  config.model.channels = 792;
+  config.model.heads = 11;
   CHECK_BAD(t, test_config_check(s, &config), "channels of 16; they are 8192 and 792");
-  config.model.channels = 768, config.model.heads = 12;
+  config.model.channels = 768;
+  config.model.heads = 12;
   config.optimizer.moments_bf16 = 1;
   CHECK_OK(t, test_config_check(s, &config));
   config.optimizer.kind = G2Z_OPTIMIZER_MUON;

@@ -209,11 +209,7 @@ static void test_bench_help(g2z_test *t) {
     CHECK(t, !strstr(said, "--run-dir")); /* only for ranks */
     CHECK(t, !strstr(said, "] ["));       /* one default per flag */
     if (i < 2) CHECK_HAS(t, said, test_text("below %d tokens", G2ZC_FP8_TOKENS));
-    for (const char *line = said; *line; line += strspn(line, "\n")) {
-      const size_t wide = strcspn(line, "\n");
-      FAIL_IF(t, wide > 80, "%s --help: %.*s", commands[i].command, (int)wide, line);
-      line += wide;
-    }
+    test_narrow(t, commands[i].command, said);
     for (size_t k = 1; k < sizeof commands / sizeof *commands && !i; k++)
       CHECK_HAS(t, said, test_text("\n  %s ", commands[k].command));
     CHECK(t, i || (!strstr(said, "\n  point") && !strstr(said, "\n  exchange")));

@@ -1019,7 +1019,9 @@ static int rank_trap(int argc, char **argv) {
   g2z_device *gpu = NULL;
   g2z__lt_product best = {};
   const g2z__lt_operands on = {};
-  best.key.n = 131, best.key.m = 256, best.key.k = 768;
+  best.key.n = 131;
+  best.key.m = 256;
+  best.key.k = 768;
   if (g2z_device_create(&services, G2Z_DEVICE_CUDA, G2Z_FP16, G2Z_FP16, &gpu) != G2Z_OK) return 2;
   auto refused = [] { return CUBLAS_STATUS_NOT_SUPPORTED; };
   auto traps = [&] { return test_k_trap<<<1, 1, 0, g2z__cuda_of(gpu)->stream>>>(), G2Z_OK; };

@@ -504,18 +504,26 @@ static void test_sh_line(g2z_test *t, const char *line) {
   FAIL_IF(t, system(test_text("cd '%s' && { %s; }", t->directory, line)) != 0, "failed: %s", line);
 }
 
-/* --help of a program lists the flags that docs/flags.md lists, in lines of at most 80 columns. */
+/* --help of a program has lines of at most 80 columns. */
+static void test_narrow(g2z_test *t, const char *program, const char *said) {
+  for (const char *line = said; *line; line += strspn(line, "\n")) {
+    const size_t wide = strcspn(line, "\n");
+    FAIL_IF(t, wide > 80, "%s --help: %.*s", program, (int)wide, line);
+    line += wide;
+  }
+}
+
+/* --help of a program lists the flags that docs/flags.md lists. */
 static void test_help(g2z_test *t, const char *name, const char *program) {
-  char said[4096];
+  char said[16384];
   const char *want = test_at(t, "flags_wanted");
   int code = test_shell(test_text("awk '/^## /{on=$2 == \"./%s\"} on && /^  --/{print $1}' "
                                   "docs/flags.md > '%s'; '%s' --help | awk '/^  --/{print $1}' | "
                                   "diff - '%s' && [ -s '%s' ]", name, want, program, want, want),
                         said, sizeof said);
   FAIL_IF(t, code != 0, "%s --help and docs/flags.md: %s", name, said);
-  code = test_shell(test_text("'%s' --help | awk 'length > 80 {print; bad = 1} END {exit bad}'",
-                              program), said, sizeof said);
-  FAIL_IF(t, code != 0, "%s --help has wider lines: %s", name, said);
+  CHECK(t, test_shell(test_text("'%s' --help", program), said, sizeof said) == 0);
+  test_narrow(t, name, said);
 }
 
 /* 1: this machine can open pseudo-terminals; a container may lack /dev/pts. */

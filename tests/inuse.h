@@ -66,7 +66,8 @@ static void test_model_scores(g2z_test *t) {
   x[7] = V;
   CHECK_BAD(t, g2z_model_score(model, x, y, B, T, losses, &mean), "token=131 at position 7");
   CHECK(t, isnan(mean));
-  x[7] = 0, y[9] = -2;
+  x[7] = 0;
+  y[9] = -2;
   CHECK_BAD(t, g2z_model_score(model, x, y, B, T, losses, &mean), "target=-2 at position 9");
   CHECK_BAD(t, g2z_model_logits(model, x, 1, model->config.context + 1, each), "T=");
 }

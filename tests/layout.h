@@ -365,7 +365,9 @@ static void test_plan_largest_batch(g2z_test *t) {
   CHECK_OK(t, test_config_check(&t->services, &tiny));
   g2z_train_config eight = g2z_train_config_default(G2Z_DEVICE_CUDA);
   /* whole times 128 tokens, or none */
-  eight.fp8 = G2Z_FP8_ALL, eight.seq = 1000, eight.batch = 32;
+  eight.fp8 = G2Z_FP8_ALL;
+  eight.seq = 1000;
+  eight.batch = 32;
   const g2z_plan *plan = test_plan(t, &eight, G2Z_DEVICE_CUDA, 0, 1);
   int most = g2z_plan_largest_batch(plan, budget);
   CHECK(t, most > 0 && most % 16 == 0);

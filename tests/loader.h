@@ -665,7 +665,9 @@ static void test_mask_writer(g2z_test *t) {
   }
   for (size_t i = 0; i < sizeof hashed; i++) hash = (hash ^ hashed[i]) * 0x100000001b3u;
   memcpy(want + 16, &hash, sizeof hash);
-  want[24] = 0xff, want[25] = 0xfd, want[26] = 0x0d;
+  want[24] = 0xff;
+  want[25] = 0xfd;
+  want[26] = 0x0d;
   for (int format = 0; format < 2; format++) {
     const char *path = test_path(t, "a.bin"), *mask = test_path(t, "a.mask");
     CHECK_OK(t, g2z_shard_writer_create(&t->services, path, (g2z_shard_format)format, 0, &writer));

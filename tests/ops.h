@@ -645,8 +645,10 @@ static void ops_linear_forward(ops_env *e, const int *shape) {
   double *want = ops_doubles(e, n), *size = ops_doubles(e, n), *more = ops_doubles(e, n);
   double *slopes = ops_doubles(e, n), *slope_size = ops_doubles(e, n);
   const float *left = x, *right = w, *narrow = e->device->fp8 ? x : NULL; /* not NULL is enough */
-  if (narrow)
-    left = ops_narrow(e, &ops_e4m3, x, N, I, 4), right = ops_narrow(e, &ops_e4m3, w, I, O, 32);
+  if (narrow) {
+    left = ops_narrow(e, &ops_e4m3, x, N, I, 4);
+    right = ops_narrow(e, &ops_e4m3, w, I, O, 32);
+  }
   for (int row = 0; row < N; row++) ops_begin(want + row * O, size + row * O, bias, O);
   ops_product(want, size, left, I, 1, right, O, 1, N, O, I);
   OPS_RUN(e, linear_fwd, .y = y, .x = x, .narrow_x = narrow, .w = w, .bias = bias, .N = N, .K = I,
@@ -690,7 +692,8 @@ static void ops_linear_backward(ops_env *e, const int *shape) {
   double *want_w = ops_doubles(e, weights), *size_w = ops_doubles(e, weights);
   float *left = dy, *right = w, *x8 = x, *narrow = e->device->fp8 ? dy : NULL;
   if (narrow) {
-    left = ops_narrow(e, &ops_e5m2, dy, N, O, 1), right = ops_narrow(e, &ops_e4m3, w, I, O, 32);
+    left = ops_narrow(e, &ops_e5m2, dy, N, O, 1);
+    right = ops_narrow(e, &ops_e4m3, w, I, O, 32);
     x8 = ops_narrow(e, &ops_e4m3, x, N, I, 4);
   }
   ops_product(want, size, left, O, 1, right, 1, O, N, I, O);
@@ -811,10 +814,14 @@ typedef struct ops_norm { /* a LayerNorm and the expected results of its forward
 static ops_norm ops_layernorm_forward(ops_env *e, int N, int C) {
   int n = N * C;
   ops_norm l;
-  l.N = N, l.C = C;
-  l.x = ops_random(e, n, 2), l.w = ops_random(e, C, 1);
-  l.mean = ops_output(e, N), l.rstd = ops_output(e, N);
-  l.means = ops_doubles(e, N), l.rstds = ops_doubles(e, N);
+  l.N = N;
+  l.C = C;
+  l.x = ops_random(e, n, 2);
+  l.w = ops_random(e, C, 1);
+  l.mean = ops_output(e, N);
+  l.rstd = ops_output(e, N);
+  l.means = ops_doubles(e, N);
+  l.rstds = ops_doubles(e, N);
   float *b = ops_random(e, C, 1), *y = ops_output(e, n);
   double *want = ops_doubles(e, n), *size = ops_doubles(e, n);
   for (int i = 0; i < n; i++) l.x[i] = g2z__round(e->dtype, l.x[i] + 3); /* a mean other than 0 */

@@ -1350,7 +1350,8 @@ static void rank_trouble(g2z_test *t, char **argv) {
     if (step == 4 && tuning) { /* as on a GPU */
       trainer->plan->device = G2Z_DEVICE_CUDA;
       trainer->config.tune = G2Z_TUNE_ON;
-      trainer->tuned = 0, trainer->stale = 1;
+      trainer->tuned = 0;
+      trainer->stale = 1;
       fail = *trainer->comm->ops;
       fail.play = trouble_play;
       if (mine) trainer->comm->ops = &fail;
@@ -1671,7 +1672,8 @@ static void masked_run(g2z_test *t, const char *shard, int world, int stage, int
   static float all[1 << 17], part[1 << 17];
   g2z_train_config config = g2z_train_config_default(G2Z_DEVICE_CPU);
   CHECK_OK(t, g2z_weights_config(&t->services, "golden/tiny", &config.model));
-  config.batch = 3, config.seq = 20;
+  config.batch = 3;
+  config.seq = 20;
   const g2z_plan *plan = test_plan(t, &config, G2Z_DEVICE_CPU, 0, 1);
   CHECK(t, plan->parameters < sizeof all / sizeof *all);
   test_ranks ranks = test_ranks_open(world);
