@@ -935,7 +935,11 @@ static void test_cuda_tuning(g2z_test *t) {
 /* Some versions of cuBLASLt have no product in 8 bits for a shape on a GPU. No GPU is needed. */
 static void test_products_refused(g2z_test *t) {
 #ifdef __CUDACC__
-  const struct { int type; cublasStatus_t status; int remedy; } refused[] = {
+  const struct {
+    int type;
+    cublasStatus_t status;
+    int remedy;
+  } refused[] = {
       {CUDA_R_16F, CUBLAS_STATUS_NOT_SUPPORTED, 0},
       {CUDA_R_8F_E4M3, CUBLAS_STATUS_NOT_SUPPORTED, 1},
       {CUDA_R_8F_E5M2, CUBLAS_STATUS_NOT_SUPPORTED, 1},
@@ -946,7 +950,9 @@ static void test_products_refused(g2z_test *t) {
   device.dtype = G2Z_FP16;
   for (size_t i = 0; i < G2Z_COUNT(refused); i++) {
     g2z__lt_key key = {};
-    key.n = 131, key.m = 256, key.k = 768;
+    key.n = 131;
+    key.m = 256;
+    key.k = 768;
     key.type = refused[i].type;
     CHECK_STATUS(t, g2z__lt_fail(&device, refused[i].status, "the choice of an algorithm", &key),
                  G2Z_DEVICE, &t->services, "[131,256] = [131,768] [768,256] (epilogue 0, dtype fp");
