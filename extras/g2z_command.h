@@ -488,7 +488,7 @@ static g2z_status g2zc_check_shards(g2z_services *services, const g2z_run_option
     how = ", with GPT-2's vocabulary (make vocab)";
   }
   g2z_shell_word(path, words[1], sizeof words[1]);
-  if (head == 20240520) /* of llm.c's shards, and so of prepare_data's */
+  if (head == 20240520) /* llm.c's shards and prepare_data's begin so */
     G2Z_REFUSE(services, "%s %.200s: the name of token shards ends in .bin. Rename it: mv %s "
                "%s.bin", flag, path, words[1], words[1]);
   G2Z_REFUSE(services, "%s %.200s: the name of token shards ends in .bin. To make shards of text, "

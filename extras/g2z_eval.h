@@ -40,7 +40,7 @@ extern "C" {
 
 typedef struct g2z_eval {
   int64_t tokens;               /* number of predicted tokens */
-  double loss, perplexity;      /* mean over these tokens; for questions, those of all endings */
+  double loss, perplexity;      /* mean over these tokens; of questions, over all endings */
   double bits_per_byte;         /* NaN: the number of bytes is unknown, as for shards */
   int64_t questions;            /* 0: not a file of questions */
   double acc;                   /* share of questions whose right ending has the lowest loss */
@@ -141,8 +141,8 @@ struct g2z_eval_set {
 };
 
 /* Adds the row tokens.ids[at .. at + count), whose tokens are predicted from number `first` on. A
- * row that is longer than the context loses its beginning. A row in which no token counts is not
- * added. */
+ * row that is longer than the context loses its beginning. A row without a token that counts is
+ * not added. */
 static g2z_status g2ze_add(g2z_eval_set *s, size_t at, size_t count, size_t first, double bytes) {
   const size_t most = (size_t)s->config.context + 1;
   if (count > most) {
@@ -178,7 +178,7 @@ static g2z_status g2ze_windows(g2z_eval_set *s, size_t at) {
 
 /* ----- questions in lines of JSON --------------------------------------------- */
 
-/* The contexts are those of EleutherAI's harness, except HellaSwag's: it is ctx alone, as in llm.c.
+/* The contexts are as in EleutherAI's harness, except HellaSwag's: it is ctx alone, as in llm.c.
  * White space is what Python's str.strip removes, as in the harness (g2z_text_white). */
 static const g2ze_format g2ze_formats[] = {
     {"HellaSwag", {"label", "ctx", "endings.%d"}, {"%1|%2"},

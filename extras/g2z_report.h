@@ -845,7 +845,7 @@ static void g2zp_chart_bars(g2z_writer *writer, const g2z_chart *chart, const g2
   }
 }
 
-/* Where a chart's parts are. */
+/* The places of a chart's parts. */
 typedef struct g2zp_layout {
   g2zp_scale x, y;
   double group, height;              /* of one group of bars; of the whole picture */
@@ -2440,7 +2440,7 @@ static double g2zp_reached(const g2zp_run *run, int column) {
   return c->column[column][c->reached];
 }
 
-/* By what runs are compared. Losses are comparable only over the same tokens, in sequences of the
+/* The figure that compares runs. Losses are comparable only over the same tokens, in sequences of the
  * same length. Bits per byte are comparable over the same text, with any vocabulary. Other runs
  * have no common measure. */
 typedef enum g2zp_measure { G2ZP_LOSS, G2ZP_BITS, G2ZP_NO_MEASURE } g2zp_measure;
@@ -2647,7 +2647,7 @@ static void g2zp_page_why(g2z_page *page, const g2zp_comparison *m) {
   g2zp_page_differing(page, m->runs, m->count, G2ZP_OF_LOSS | G2ZP_OF_TEXT);
 }
 
-/* What the best value of each measure is called, and its unit. */
+/* The name of the best value of each measure, and its unit. */
 static const char *const g2zp_bests[] = {"best validation loss", "best result", ""};
 static const char *const g2zp_units[] = {"", " bits per byte", ""};
 

@@ -81,7 +81,7 @@ typedef struct g2z_run_config {
                                 * keep, only this checkpoint and the last one are kept */
   int keep;                    /* keep only the last `keep` checkpoints; 0: all. While the loss is
                                 * higher than before or steps are skipped, earlier checkpoints stay,
-                                * too. A checkpoint to which somebody added files stays as
+                                * too. A checkpoint with added files stays as
                                 * step-NNNNNN.partial */
   const char *save_weights;    /* directory for weights and tokenizer after the last step; NULL:
                                 * none. A directory with a checkpoint, or with a model that this
@@ -1947,7 +1947,7 @@ static g2z_status g2zr_check_model(g2z_run *run, const char *full_path) {
   return G2Z_OK;
 }
 
-/* Refuses a save_weights in which the weights would replace files of another kind. `home`: run_dir
+/* Refuses a save_weights if the weights would replace files of another kind there. `home`: run_dir
  * as a full path, or "". */
 static g2z_status g2zr_check_weights(g2z_run *run, const char *home) {
   /* A run directory keeps some names, and all paths below them, for itself: docs/formats.md. */
@@ -2575,7 +2575,7 @@ static void g2zr_warn_clamped(g2z_run *run, const g2z_report *report) {
   run->clamped = 1;
   g2z_log(run->services, G2Z_LOG_WARNING, "step %" PRId64 ": 8 bits clamp %" PRId64 " activation%s "
           "of 108 or more to 112, and %" PRId64 " weight%s of 13.5 or more to 14. The model may "
-          "learn worse; this is said once. Start again with --fp8 none, or with a lower %s or a "
+          "learn worse; this warning comes once. Start again with --fp8 none, or with a lower %s or a "
           "higher --weight-decay (%g)", run->known.step, report->clamped_inputs,
           G2Z_PLURAL(report->clamped_inputs), report->clamped_weights,
           G2Z_PLURAL(report->clamped_weights), g2zr_rates(run, rates),
@@ -2847,7 +2847,7 @@ static g2z_status g2zr_evaluate(g2z_run *run, g2z_run_event *event) {
   const int file = run->evaluated, files = run->config.eval.count;
   const char *path = run->config.eval.text[file];
   const char *name = g2zr_file_name(path); /* at most NAME_MAX bytes, since it was opened */
-  int alike = 0; /* number of files with this name; if above 1, the path tells curves apart */
+  int alike = 0; /* number of files with this name; if above 1, the path names the curve */
   for (int i = 0; i < files; i++)
     alike += strcmp(g2zr_file_name(run->config.eval.text[i]), name) == 0;
   if (alike > 1) {

@@ -778,9 +778,9 @@ static uint32_t g2zt_merge_of_left(const g2z_tokenizer *tokenizer, uint32_t toke
 /* Turns `count` bytes of a piece into *made ids, which stand for *used bytes. `ids` has room for
  * one id per byte. `open` 0: all bytes are used. `open` 1: the piece continues, so an unknown
  * symbol follows the last symbol and might merge with it. Merges are done in the order of their
- * ids. When the next id is that of a merge whose left token is the last symbol, that symbol becomes
- * uncertain and is dropped. The remaining ids are the first ids of the whole piece, because no
- * merge crosses their end. */
+ * ids. When the left token of the next merge is the last symbol, that symbol becomes uncertain and
+ * is dropped. The remaining ids are the first ids of the whole piece, because no merge crosses
+ * their end. */
 static g2z_status g2zt_merge_part(g2zt_merger *merger, const unsigned char *piece, size_t count,
                                   int open, int32_t *ids, size_t *made, size_t *used) {
   const g2z_tokenizer *tokenizer = merger->tokenizer;
@@ -963,7 +963,7 @@ G2Z_API g2z_status g2z_tokens_reserve(g2z_services *services, g2z_tokens *tokens
   return status;
 }
 
-/* Appends the ids of a word. Copies the whole array, of which only `count` ids are added: in a loop
+/* Appends the ids of a word. Copies the whole array, although it adds only `count` ids: in a loop
  * over `count` ids, the processor would often mispredict the end. */
 static inline void g2zt_append(const g2zt_word *word, g2z_tokens *out) {
   memcpy(out->ids + out->count, word->ids, sizeof word->ids);
