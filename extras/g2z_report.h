@@ -1683,7 +1683,7 @@ struct g2zp_run {
   char *log;                         /* train.log; NULL: none */
   char command[G2ZP_TEXT];           /* the last start's; "": not known */
   g2zp_end end;
-  char why[G2ZP_TEXT];               /* more about the end; may be "" */
+  char why[2048];                    /* more about the end; may be "" */
 };
 
 static void g2zp_run_free(g2z_services *services, g2zp_run *run) {
