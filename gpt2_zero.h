@@ -4070,8 +4070,8 @@ G2Z__PRIVATE g2z_status g2z__train_config_check(g2z_services *services,
     G2Z_REFUSE(services, "moments=bf16 is for AdamW: take optimizer=adamw, or moments=fp32");
   if (config->optimizer.kind == G2Z_OPTIMIZER_MUON && config->optimizer.lr == 0 &&
       config->optimizer.adam_lr > 0)
-    G2Z_REFUSE(services, "adam_lr=%g follows lr's schedule, and lr=0 has none: take lr above 0",
-               (double)config->optimizer.adam_lr);
+    G2Z_REFUSE(services, "adam_lr=%g follows lr's schedule, and lr=0 has none: take lr=0.004, or "
+               "adam_lr=0", (double)config->optimizer.adam_lr);
   if (config->strategy == G2Z_STRATEGY_DP && config->zero_stage != 0)
     G2Z_REFUSE(services, "strategy=dp keeps one optimizer, on rank 0, and zero_stage=%d shards it: "
                "take zero_stage=0, or strategy=zero", config->zero_stage);
@@ -6181,7 +6181,7 @@ static inline G2Z_HOST_DEVICE float g2z__adamw_weight(const g2z__adamw_factors *
                                                       float weight, float m, float root) {
   return weight * factors->decay - factors->step * (m / (root / factors->root + factors->eps));
 }
-/* Both. */
+/* The two together. Returns the new master weight. */
 static inline G2Z_HOST_DEVICE float g2z__adamw_element(const g2z__adamw_factors *factors,
                                                        float weight, float *m, float *v,
                                                        float gradient) {

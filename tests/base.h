@@ -611,7 +611,7 @@ static void test_config_pairs(g2z_test *t) {
   config.optimizer.kind = G2Z_OPTIMIZER_MUON;
   config.optimizer.lr = config.optimizer.min_lr = 0;
   CHECK_BAD(t, test_config_check(s, &config),
-            "adam_lr=0.0024 follows lr's schedule, and lr=0 has none: take lr above 0");
+            "adam_lr=0.0024 follows lr's schedule, and lr=0 has none: take lr=0.004, or adam_lr=0");
   config.optimizer.adam_lr = 0;
   CHECK_OK(t, test_config_check(s, &config));
   config = g2z_train_config_default(G2Z_DEVICE_CPU);
