@@ -954,7 +954,10 @@ static void memory_uncounted(void *user, void *memory) {
  * because the largest product does not run beside the largest block of scores. A second step, and
  * the score of a longer sequence, stay within it. */
 static void test_memory_planned(g2z_test *t) {
-  static const struct { int threads, seq; g2z_fp8 fp8; } cases[] = {
+  static const struct {
+    int threads, seq;
+    g2z_fp8 fp8;
+  } cases[] = {
       {1, 64, G2Z_FP8_NONE},    {3, 64, G2Z_FP8_NONE},    {1, 200, G2Z_FP8_NONE},
       {1, 64, G2Z_FP8_LOGITS}, {3, 64, G2Z_FP8_FORWARD}, {1, 64, G2Z_FP8_ALL}};
   int32_t tokens[801];
