@@ -2468,7 +2468,8 @@ static const struct {
                    {"tokens", "%.0f", G2ZP_COLUMN_val_tokens},
                    {"seconds", "%.2f", G2ZP_COLUMN_val_time_s}};
 
-#define G2ZP_WORST 12.3 /* a loss above is worse than guessing, in any vocabulary of 65,536 tokens */
+/* A higher loss is worse than guessing in any vocabulary: 1.1 ln 65,536 + 0.1, as in g2z_run.h. */
+#define G2ZP_WORST 12.3
 
 /* Why the run has no result to compare, as a clause; NULL: it has one. */
 static const char *g2zp_unranked(const g2zp_run *run) {
@@ -2532,7 +2533,7 @@ static int g2zp_same(const g2zp_comparison *m, const g2zp_fact *fact, int *known
 /* Names the validation tokens. */
 static const g2zp_fact g2zp_set = {"", "validation.set", NULL, NULL, 1, 0};
 
-/* Makes losses above G2ZP_WORST gaps, as they would flatten the curves of runs with a result. */
+/* Replaces losses above G2ZP_WORST by gaps: they would flatten the curves of runs with a result. */
 static void g2zp_compare_cut(g2zp_comparison *m) {
   static const int columns[] = {G2ZP_COLUMN_val_measure, G2ZP_COLUMN_loss, G2ZP_COLUMN_smooth};
   for (size_t r = 0; r < m->count && m->ranked; r++)
