@@ -1706,17 +1706,16 @@ static g2z_status g2zp_run_text(g2z_services *services, const char *run_dir, con
   return g2z_read_file(services, path.text, (size_t)1 << 40, out, &bytes);
 }
 
-/* Finds how the run ended, and why. If it failed or diverged, the last line of train.log begins with
- * the time, two blanks, and a word for this. */
+/* Finds how the run ended, and why. If it failed or diverged, the last line of train.log begins
+ * with the time, two blanks, and a word for this. */
 static void g2zp_run_end(g2zp_run *run) {
   static const struct {
     const char *word;
     g2zp_end end;
   } words[] = {{"  failed: ", G2ZP_FAILED}, {"  diverged: ", G2ZP_DIVERGED}};
   char text[64];
-  const char *last = "";             /* the last complete line: a run may be writing another */
-  for (const char *line = run->log, *end; line && (end = strchr(line, '\n')) != NULL; line = end + 1)
-    last = line;
+  const char *last = "", *line = run->log; /* last: complete; a run may be writing another line */
+  for (const char *end; line && (end = strchr(line, '\n')) != NULL; line = end + 1) last = line;
   last += strcspn(last, " \n");
   for (size_t i = 0; i < G2Z_COUNT(words); i++) {
     const size_t length = strlen(words[i].word);
@@ -2440,8 +2439,8 @@ static double g2zp_reached(const g2zp_run *run, int column) {
   return c->column[column][c->reached];
 }
 
-/* The figure that compares runs. Losses are comparable only over the same tokens, in sequences of the
- * same length. Bits per byte are comparable over the same text, with any vocabulary. Other runs
+/* The figure that compares runs. Losses are comparable only over the same tokens, in sequences of
+ * the same length. Bits per byte are comparable over the same text, with any vocabulary. Other runs
  * have no common measure. */
 typedef enum g2zp_measure { G2ZP_LOSS, G2ZP_BITS, G2ZP_NO_MEASURE } g2zp_measure;
 
@@ -2456,8 +2455,8 @@ typedef struct g2zp_comparison {
   int by_target;                     /* 1: the level is the target */
   int cut;                           /* 1: charts leave out losses above G2ZP_WORST */
   const g2zp_run *best;              /* the lowest value of a ranked run; NULL: no common measure */
-  const g2zp_run *next;              /* the second best of the ranked runs that differ from `best` in
-                                      * more than the seed; NULL: none */
+  const g2zp_run *next;              /* the best of the ranked runs that differ from `best` in more
+                                      * than the seed; NULL: none */
   const g2zp_run *base;              /* relative figures compare with it; NULL: there are none */
 } g2zp_comparison;
 
@@ -2721,8 +2720,8 @@ static void g2zp_page_better(g2z_page *page, const g2zp_comparison *m) {
     g2z_page_lead(page, "%s is better than %s: its %s is %s, %s lower.", best, next, what, own,
                   lower);
   if (!*shares)
-    g2z_page_text(page, "Steps, tokens and seconds are not compared, as a run has no metrics.jsonl, "
-                  "or began from another run's checkpoint.");
+    g2z_page_text(page, "Steps, tokens and seconds are not compared, as a run has no "
+                  "metrics.jsonl, or began from another run's checkpoint.");
   else if (m->by_target)
     g2z_page_text(page, "%s reaches the target loss, %s, in %s of %s.", best, cell, shares,
                   m->base->name);

@@ -2575,8 +2575,8 @@ static void g2zr_warn_clamped(g2z_run *run, const g2z_report *report) {
   run->clamped = 1;
   g2z_log(run->services, G2Z_LOG_WARNING, "step %" PRId64 ": 8 bits clamp %" PRId64 " activation%s "
           "of 108 or more to 112, and %" PRId64 " weight%s of 13.5 or more to 14. The model may "
-          "learn worse; this warning comes once. Start again with --fp8 none, or with a lower %s or a "
-          "higher --weight-decay (%g)", run->known.step, report->clamped_inputs,
+          "learn worse; this warning comes once. Start again with --fp8 none, or with a lower %s "
+          "or a higher --weight-decay (%g)", run->known.step, report->clamped_inputs,
           G2Z_PLURAL(report->clamped_inputs), report->clamped_weights,
           G2Z_PLURAL(report->clamped_weights), g2zr_rates(run, rates),
           (double)run->config.train.optimizer.weight_decay);

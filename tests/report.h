@@ -338,11 +338,11 @@ static void test_compared_metrics(g2z_test *t) {
 #define TEXT(set, tokens, text) "{\"set\": \"" set "\", \"tokens\": " #tokens ", \"bytes\": 100, " \
                                 "\"text_hash\": \"" text "\"}"
 #define ALIKE TEXT("v", 100, "e")
-#define COMMON "<p class=lead>b is the best of 3 runs: its best validation loss is 3.0000, 0.4375 " \
-               "lower than c.</p>\n<p>b reaches a&#39;s best, 3.5000, in 0.50 of the steps, 0.50 " \
-               "of the tokens and 0.80 of the seconds.</p>\n<p>c and a differ by the seed alone: " \
-               "their best results lie 0.0625 apart, from 3.4375 to 3.5000. A difference of this "  \
-               "size between other runs can be chance.</p>"
+#define COMMON                                                                                     \
+  "<p class=lead>b is the best of 3 runs: its best validation loss is 3.0000, 0.4375 lower than "  \
+  "c.</p>\n<p>b reaches a&#39;s best, 3.5000, in 0.50 of the steps, 0.50 of the tokens and 0.80 "  \
+  "of the seconds.</p>\n<p>c and a differ by the seed alone: their best results lie 0.0625 "       \
+  "apart, from 3.4375 to 3.5000. A difference of this size between other runs can be chance.</p>"
 #define ROWS "<td>3.5000<td>4<td>1.00<td>400<td>1.00<td>2.00<td>1.00<td>4<td>3.5000", \
              "<td>3.0000<td>2<td>0.50<td>200<td>0.50<td>1.60<td>0.80<td>3<td>3.1250"
 static const char *const test_common[3] = {
@@ -369,8 +369,8 @@ static const struct {
 } test_compared_cases[] = {
     {{"null", "null", "null"}, COMMON, "at most 3.5000, the highest of the best values of complete "
      "runs. Relative figures compare with a.", test_common, ">loss 3.5000</span>", ALIKE},
-    {{"null", "null", "null"}, COMMON, "<th>run<th>best loss<th>steps to 3.5000<th>relative<th>tokens "
-     "to 3.5000<th>relative<th>seconds to 3.5000<th>relative<th>best step<th>last loss</tr>",
+    {{"null", "null", "null"}, COMMON, "<th>run<th>best loss<th>steps to 3.5000<th>relative<th>"
+     "tokens to 3.5000<th>relative<th>seconds to 3.5000<th>relative<th>best step<th>last loss</tr>",
      test_common, "nats per token of the run&#39;s own data</span>", ALIKE},
     {{"null", "3.4375", "3.4375"}, "<p class=lead>b gets the best validation loss, 3.0000, "
      "0.4375 lower than c, but takes more seconds to get as low as c.</p>\n<p>b reaches the target "
@@ -395,7 +395,8 @@ static const struct {
     {{"null", "null", "null"}, COMMON, "began from another run&#39;s checkpoint has none",
      test_branch, ">loss 3.5000</span>", ALIKE},
     {{"null", "null", "null"}, "<p class=lead>a and b are equally good: the best validation "
-     "loss of both is 2.0000.</p>\n<p>Steps, tokens and seconds are not compared, ", "", test_no_curves, "", ALIKE}};
+     "loss of both is 2.0000.</p>\n<p>Steps, tokens and seconds are not compared, ", "",
+     test_no_curves, "", ALIKE}};
 
 static void test_report_compared(g2z_test *t) {
   static const char *const names[] = {"a", "b", "c"}, *const alike[] = {"a", "c"};
@@ -447,8 +448,8 @@ static void test_report_compared(g2z_test *t) {
               "<p class=lead>The 9 runs have the same settings: their best results lie 0.0000 "
               "apart, from 3.0000 to 3.0000. ");
     CHECK_OK(t, test_results(t, alike, 2));
-    CHECK_HAS(t, test_read(t, "all.html"), "<h1>Runs compared</h1>\n<p class=lead>c and a differ by "
-              "the seed alone: their best results lie 0.0625 apart, from 3.4375 to 3.5000. ");
+    CHECK_HAS(t, test_read(t, "all.html"), "<h1>Runs compared</h1>\n<p class=lead>c and a differ "
+              "by the seed alone: their best results lie 0.0625 apart, from 3.4375 to 3.5000. ");
     CHECK(t, !strstr(test_read(t, "all.html"), "better") &&
                  !strstr(test_read(t, "all.html"), "smoothed"));
     CHECK(t, test_times(page, ">b</span>") == 6 * 8 && test_times(page, ">loss 3.0000<") == 3);
@@ -524,19 +525,19 @@ static void test_report_ends(g2z_test *t) {
   CHECK_OK(t, test_results(t, names, (int)G2Z_COUNT(names)));
   const char *page = test_read(t, "all.html");
   CHECK_HAS(t, page, "<h1>Runs compared</h1>\n<p class=lead>good is the best of 4 runs: its best "
-            "validation loss is 3.0000, 0.5000 lower than live.</p>\n<p>good reaches fair&#39;s best, "
-            "4.0000, in 0.67 of the steps, 0.67 of the tokens and 0.67 of the seconds.</p>",
+            "validation loss is 3.0000, 0.5000 lower than live.</p>\n<p>good reaches fair&#39;s "
+            "best, 4.0000, in 0.67 of the steps, 0.67 of the tokens and 0.67 of the seconds.</p>",
             "<td>3<td>3.0000<td>completed</tr>", "<td>diverged</tr>", "<td>not ended</tr>",
             "<td>failed</tr>", "<td>stopped</tr>", "<tr><td>nans<td>4e+09<td>",
             "<p>The charts leave out losses above 12.3, which are worse than guessing.</p>");
   CHECK(t, !strstr(page, ">100</text>")); /* no axis reaches wild's losses */
   for (size_t r = 0; r < G2Z_COUNT(runs); r++) CHECK_HAS(t, page, runs[r].sentence);
   CHECK_OK(t, test_results(t, two[0], 2));
-  CHECK_HAS(t, test_read(t, "all.html"), "<p class=lead>Only live has a result: its best validation "
-            "loss is 3.5000.</p>\n<p class=lead>wild is not compared, since it diverged after 3 ");
+  CHECK_HAS(t, test_read(t, "all.html"), "<p class=lead>Only live has a result: its best "
+            "validation loss is 3.5000.</p>\n<p class=lead>wild is not compared, since it diverged ");
   CHECK_OK(t, test_results(t, two[1], 2));
-  CHECK_HAS(t, test_read(t, "all.html"), "<p class=lead>No run has a result.</p>\n<p class=lead>nans "
-            "is not compared, ", "<p class=lead>soon is not compared, ");
+  CHECK_HAS(t, test_read(t, "all.html"), "<p class=lead>No run has a result.</p>\n<p class=lead>"
+            "nans is not compared, ", "<p class=lead>soon is not compared, ");
   test_sh(t, "sed -i 's/: \"v\"/: \"w\"/' told/training_metrics.json");
   CHECK_OK(t, test_results(t, two[2], 2));
   CHECK_HAS(t, test_read(t, "all.html"), "<p class=lead>Losses are not compared, since the runs "
@@ -630,7 +631,8 @@ static void test_report_bits(g2z_test *t) {
   CHECK_OK(t, test_results(t, both, 2));
   const char *page = test_read(t, "all.html");
   CHECK_HAS(t, page, "since the runs differ in: vocabulary, validation tokens, validation shards. ",
-            "all runs validated on the same text", "<th>best loss<th>best bits per byte<th>steps to ",
+            "all runs validated on the same text",
+            "<th>best loss<th>best bits per byte<th>steps to ",
             test_text("<p class=lead>%s ", both[best[1] < best[0]]),
             test_text("bits per byte of at most %.4f, ", fmax(best[0], best[1])));
   CHECK_OK(t, test_results(t, others, 2));

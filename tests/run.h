@@ -363,7 +363,7 @@ static void test_run_diverges(g2z_test *t) {
     CHECK(t, seen.steps == (again ? 0 : 6));
     CHECK(t, test_there(t, "late/step-000006") && !test_there(t, "late/RUN_COMPLETE.txt"));
     CHECK_HAS(t, test_read(t, "late/report.html"), "<dd>diverged<small>the run diverged: the loss "
-              "of ", "/late-2 --lr 0.005", again ? ", without --resume</p>\n<d" : "</p>\n<details>");
+              "of ", "/late-2 --lr 0.005", again ? ", without --resume</p>\n" : "</p>\n<details>");
   }
   /* A sample that such a model cannot write is not the cause that the run names. */
   s = test_run_prepare(t, "sample");
