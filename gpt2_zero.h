@@ -6464,7 +6464,6 @@ G2Z__PRIVATE int g2z__cpu_thread(void) { return 0; }
 
 /* They may lie anywhere in an array of floats. */
 typedef float g2z__cpu_vector __attribute__((vector_size(4 * G2Z__VECTOR), aligned(4), may_alias));
-typedef float g2z__cpu_four __attribute__((vector_size(16), aligned(4), may_alias));
 typedef int32_t g2z__cpu_integers __attribute__((vector_size(4 * G2Z__VECTOR)));
 
 /* A vector whose lanes are x. x - 0 is x, even if x is -0. */
@@ -6639,7 +6638,7 @@ static inline float g2z__cpu_row_factor(const g2z_dropout *dropout, int row, int
  *
  *   for each task                          threads share the tasks
  *     for each 128 k
- *       pack a and b into panels           a[k][8], b[k][48]; missing rows and columns are 0
+ *       pack a and b into panels           a[k][16], b[k][48]; missing rows and columns are 0
  *       for each panel of b                it stays in L1
  *         for each panel of a              a tile adds 128 products to each of its sums
  *     for each row: the epilogue
@@ -6656,6 +6655,9 @@ static inline float g2z__cpu_row_factor(const g2z_dropout *dropout, int row, int
 #endif
 #define G2Z__TILE_VECTORS 3
 #define G2Z__TILE_COLUMNS (G2Z__TILE_VECTORS * G2Z__VECTOR)
+/* A panel of a has whole vectors of rows, so that a square of them can be transposed: with AVX-512
+ * and AVX2 the rows of two tiles. */
+#define G2Z__PANEL_ROWS G2Z__MAX(G2Z__VECTOR, G2Z__TILE_ROWS)
 #define G2Z__TILE_SUMS (G2Z__TILE_ROWS * G2Z__TILE_VECTORS) /* vectors */
 #define G2Z__TASK_GRAIN 96 /* columns of a task come in multiples of it, and of any tile */
 
@@ -6700,59 +6702,56 @@ G2Z__PRIVATE g2z__cpu_product g2z__cpu_product_of(int M, int N, int K, g2z__cpu_
   return product;
 }
 
-/* to[k][width] = from[lane][k] for 4 lanes and 4 k. */
-G2Z__INLINE void g2z__cpu_turn(float *to, int width, const float *from, ptrdiff_t row) {
-#if defined(__SSE2__)
-  __m128 lane0 = _mm_loadu_ps(from), lane1 = _mm_loadu_ps(from + row);
-  __m128 lane2 = _mm_loadu_ps(from + 2 * row), lane3 = _mm_loadu_ps(from + 3 * row);
-  _MM_TRANSPOSE4_PS(lane0, lane1, lane2, lane3);
-  _mm_storeu_ps(to, lane0);
-  _mm_storeu_ps(to + width, lane1);
-  _mm_storeu_ps(to + 2 * width, lane2);
-  _mm_storeu_ps(to + 3 * width, lane3);
-#else
-  for (int k = 0; k < 4; k++)
-    for (int lane = 0; lane < 4; lane++) to[k * width + lane] = from[lane * row + k];
-#endif
+/* square[k][i] = from[i * row + k]. The rows that come next are fetched meanwhile. */
+G2Z__INLINE void g2z__cpu_turn(g2z__cpu_vector *square, const float *from, ptrdiff_t row) {
+  G2Z__UNROLL
+  for (int i = 0; i < G2Z__VECTOR; i++) {
+    square[i] = *(const g2z__cpu_vector *)(from + i * row);
+    __builtin_prefetch(from + (i + G2Z__VECTOR) * row);
+  }
+  g2z__cpu_transpose(square);
 }
 
 /* Packs K elements of each lane, a row of a or a column of b, into panels of `width` lanes:
- * to[panel][k][width]. Element (i,k) of `from` is lane i at k; missing lanes are 0. Vectors of 4
- * follow the memory's rows: they copy 4 lanes, or transpose 4 lanes and 4 k. */
+ * to[panel][k][width]. Element (i,k) of `from` is lane i at k; missing lanes are 0. Vectors follow
+ * the memory's rows: they copy lanes, or squares of lanes and k are transposed. */
 G2Z__PRIVATE void g2z__cpu_pack(float *to, g2z__cpu_matrix from, int lanes, int K, int width) {
   for (int first = 0; first < lanes; first += width, to += width * K) {
     const float *at = from.at + first * from.row;
-    const int here = G2Z__MIN(width, lanes - first), fours = here / 4 * 4;
-    int deep = 0; /* so many k of the first `fours` lanes are packed by vectors */
+    const int here = G2Z__MIN(width, lanes - first), whole = here / G2Z__VECTOR * G2Z__VECTOR;
+    int deep = 0; /* the first `deep` k of the first `whole` lanes are packed by vectors */
+    if (here < width) memset(to, 0, (size_t)width * (size_t)K * sizeof *to);
     if (from.row == 1) {
       deep = K;
       for (int k = 0; k < deep; k++)
-        for (int i = 0; i < fours; i += 4)
-          *(g2z__cpu_four *)(to + k * width + i) =
-              *(const g2z__cpu_four *)(at + k * from.column + i);
+        for (int i = 0; i < whole; i += G2Z__VECTOR)
+          *(g2z__cpu_vector *)(to + k * width + i) =
+              *(const g2z__cpu_vector *)(at + k * from.column + i);
     } else if (from.column == 1) {
-      deep = K / 4 * 4;
-      for (int i = 0; i < fours; i += 4)
-        for (int k = 0; k < deep; k += 4)
-          g2z__cpu_turn(to + k * width + i, width, at + i * from.row + k, from.row);
+      deep = K / G2Z__VECTOR * G2Z__VECTOR;
+      for (int i = 0; i < whole; i += G2Z__VECTOR)
+        for (int k = 0; k < deep; k += G2Z__VECTOR) {
+          g2z__cpu_vector square[G2Z__VECTOR];
+          g2z__cpu_turn(square, at + i * from.row + k, from.row);
+          G2Z__UNROLL
+          for (int j = 0; j < G2Z__VECTOR; j++)
+            *(g2z__cpu_vector *)(to + (k + j) * width + i) = square[j];
+        }
     }
-    for (int k = 0; k < K; k++) {
-      int i = 0;
-      if (k < deep) i = fours;
-      for (; i < here; i++) to[k * width + i] = at[i * from.row + k * from.column];
-      for (; i < width; i++) to[k * width + i] = 0;
-    }
+    for (int k = 0; k < K; k++)
+      for (int i = (k < deep) * whole; i < here; i++)
+        to[k * width + i] = at[i * from.row + k * from.column];
   }
 }
 
-/* Adds a[K][rows] b[K][vectors] to sums of a task. a is a panel, of G2Z__TILE_ROWS numbers per k;
+/* Adds a[K][rows] b[K][vectors] to sums of a task. a is a panel, of G2Z__PANEL_ROWS numbers per k;
  * rows of b are b_row apart. `rows` and `vectors` are constants of each call, so that the compiler
  * unrolls the loops and keeps the sums in registers. */
 G2Z__INLINE void g2z__cpu_tile(int rows, int vectors, float *sums, const float *a, const float *b,
                                ptrdiff_t b_row, int K) {
   g2z__cpu_vector sum[G2Z__TILE_SUMS];
   memset(sum, 0, sizeof sum);
-  for (int k = 0; k < K; k++, a += G2Z__TILE_ROWS, b += b_row) {
+  for (int k = 0; k < K; k++, a += G2Z__PANEL_ROWS, b += b_row) {
     const g2z__cpu_vector *y = (const g2z__cpu_vector *)b;
     G2Z__UNROLL
     for (int i = 0; i < rows; i++) {
@@ -6771,20 +6770,15 @@ G2Z__INLINE void g2z__cpu_tile(int rows, int vectors, float *sums, const float *
 }
 
 /* The same for G2Z__VECTOR columns of b whose k lie side by side: squares of b are transposed in
- * registers. Meanwhile the columns of the next call are fetched. K: a multiple of G2Z__VECTOR. */
+ * registers. K: a multiple of G2Z__VECTOR. */
 G2Z__INLINE void g2z__cpu_tile_turned(float *sums, const float *a, const float *b,
                                       ptrdiff_t b_column, int K) {
   g2z__cpu_vector sum[G2Z__TILE_ROWS], square[G2Z__VECTOR];
   memset(sum, 0, sizeof sum);
   for (; K > 0; K -= G2Z__VECTOR, b += G2Z__VECTOR) {
+    g2z__cpu_turn(square, b, b_column);
     G2Z__UNROLL
-    for (int j = 0; j < G2Z__VECTOR; j++) {
-      square[j] = *(const g2z__cpu_vector *)(b + j * b_column);
-      __builtin_prefetch(b + (j + G2Z__VECTOR) * b_column);
-    }
-    g2z__cpu_transpose(square);
-    G2Z__UNROLL
-    for (int k = 0; k < G2Z__VECTOR; k++, a += G2Z__TILE_ROWS)
+    for (int k = 0; k < G2Z__VECTOR; k++, a += G2Z__PANEL_ROWS)
       G2Z__UNROLL
       for (int i = 0; i < G2Z__TILE_ROWS; i++)
         sum[i] = G2Z__FMA(g2z__cpu_all(a[i]), square[k], sum[i]);
@@ -6869,14 +6863,15 @@ G2Z__PRIVATE void g2z__cpu_task(const g2z__cpu_product *p, float *memory, int ro
     g2z__cpu_matrix right = {p->b.at + (first * p->b.row + column * p->b.column), p->b.column,
                              p->b.row};
     int done = 0; /* columns */
-    g2z__cpu_pack(a, left, rows, K, G2Z__TILE_ROWS);
+    g2z__cpu_pack(a, left, rows, K, G2Z__PANEL_ROWS);
     if (rows <= G2Z__TILE_ROWS) done = g2z__cpu_in_place(sums, a, rows, right, columns, K);
     right.at += done * right.row;
     g2z__cpu_pack(b, right, columns - done, K, G2Z__TILE_COLUMNS);
     for (int j = done; j < columns; j += G2Z__TILE_COLUMNS)
       for (int i = 0; i < rows; i += G2Z__TILE_ROWS)
         g2z__cpu_tile(G2Z__TILE_ROWS, G2Z__TILE_VECTORS, sums + i * G2Z__TASK_COLUMNS + j,
-                      a + i * K, b + (j - done) * K, G2Z__TILE_COLUMNS, K);
+                      a + (i - i % G2Z__PANEL_ROWS) * K + i % G2Z__PANEL_ROWS, b + (j - done) * K,
+                      G2Z__TILE_COLUMNS, K);
   }
   for (int i = 0; i < rows; i++)
     g2z__cpu_finish(p, sums + i * G2Z__TASK_COLUMNS, row + i, column, columns);
