@@ -43,10 +43,13 @@ SPLIT   = $(if $(shell $(NVCC) --help | grep split-compile),-split-compile=0)
 ifneq ($(and $(NVCC),$(ARCH)),)
 BUILD   = $(NVCC) -std=c++17 -O1 $(SPLIT) -gencode arch=compute_$(ARCH),code=sm_$(ARCH) \
           -Xcompiler -march=native,-fopenmp
-KERNELS = build/kernels.o
 CUDA    = -lcublasLt $(NCCL)
+LIBRARY = -x cu -DG2Z_KERNELS=
+TESTED  = build/library.o -DG2Z_STATIC -DG2Z_KERNELS=extern
 else
-BUILD   = $(HOST) -x c
+BUILD   = $(HOST)
+LIBRARY = -x c
+AS_C    = -x c
 endif
 LIBS    = -lm -lpthread
 
@@ -59,15 +62,18 @@ TESTS  := $(wildcard tests/*.h)
 
 all: train prepare_data $(HERE)/bench ## the programs (the default)
 
+# The programs share the library. The tests call its private functions, so they have their own
+# copy, and share only its kernels.
 train: train.cu
-test_gpt2: test_gpt2.cu $(TESTS)
 $(HERE)/bench: bench.cu
-train test_gpt2 $(HERE)/bench: gpt2_zero.h $(EXTRAS) $(wildcard gpt2_zero_kernels.cuh) \
-                               build/device.command $(KERNELS)
-	$(BUILD) $(DEFINE) $(NAME).cu -o $(NAME) $(KERNELS:%=-DG2Z_KERNELS=extern %) $(LIBS) $(CUDA)
-# The programs share the kernels, which take most of nvcc's time.
-build/kernels.o: gpt2_zero.h $(wildcard gpt2_zero_kernels.cuh) build/device.command
-	$(BUILD) -DG2Z_KERNELS= -DG2Z_STATIC -DGPT2_ZERO_IMPLEMENTATION -x cu -c gpt2_zero.h -o $@
+train $(HERE)/bench: gpt2_zero.h $(EXTRAS) build/library.o
+	$(BUILD) build/library.o $(AS_C) $(DEFINE) -DG2Z_IMPLEMENTED $(NAME).cu -o $(NAME) \
+	  $(LIBS) $(CUDA)
+test_gpt2: test_gpt2.cu $(TESTS) gpt2_zero.h $(EXTRAS) $(wildcard gpt2_zero_kernels.cuh) \
+           build/device.command $(filter %.o,$(TESTED))
+	$(BUILD) $(TESTED) $(AS_C) $@.cu -o $@ $(LIBS) $(CUDA)
+build/library.o: gpt2_zero.h $(wildcard gpt2_zero_kernels.cuh) build/device.command
+	$(BUILD) $(LIBRARY) -DGPT2_ZERO_IMPLEMENTATION -c gpt2_zero.h -o $@
 prepare_data: prepare_data.c gpt2_zero.h $(EXTRAS) build/host.command
 	$(HOST) $< -o $@ $(LIBS)
 

@@ -289,6 +289,7 @@ int main(int argc, char **argv) {
   else if (status == G2Z_OK) {
     o.command_line = command_line;
     o.commit = G2Z_GIT_COMMIT;
+    if (o.commit) context.ranks.build = o.commit;
     if (context.ranks.place.rank != 0 && !freopen("/dev/null", "w", stdout))
       fprintf(stderr, "bench: rank %d cannot close its standard output\n",
               context.ranks.place.rank);

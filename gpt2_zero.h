@@ -38,11 +38,12 @@
  *     G2Z_API                    your own linkage for public functions
  *     G2Z_ASSERT(condition)      reports a bug of the caller; default assert()
  *     G2Z_NO_NCCL                with nvcc: build for one GPU, even if <nccl.h> exists
- *     G2Z_KERNELS                with nvcc: several programs share one object that has the kernels.
- *                                Compile this file with G2Z_KERNELS empty, G2Z_STATIC and the
- *                                implementation; in the programs it is extern (see Makefile). If
- *                                the linker misses g2z__cuda_fill, the object is of another version
- *     G2Z_GIT_COMMIT             a string for the artifacts of a run
+ *     G2Z_IMPLEMENTED            the implementation is in another object, which programs share:
+ *                                this file, compiled with GPT2_ZERO_IMPLEMENTATION (see Makefile)
+ *     G2Z_KERNELS                with nvcc: empty in that object; extern in a program with its own
+ *                                implementation (G2Z_STATIC) that needs only the object's kernels.
+ *                                If the linker misses g2z__cuda_fill, the object is of another
+ *                                version
  *     G2Z_VERSION is the version of this file, as a string
  *     The same text compiles as C11 (gcc, clang) and as C++17 (g++, clang++, nvcc), before or after
  *     any system header, with one exception: under -std=c11 the first C library header hides POSIX
@@ -1641,7 +1642,7 @@ typedef struct g2z_fault {  /* why the job ends */
 typedef struct g2z_ranks_config {
   g2z_place place;
   const char *device;             /* unique name of the GPU, which ranks must not share; CPU: "" */
-  const char *build;              /* must be equal on all ranks */
+  const char *build;              /* the program's commit or ""; must be equal on all ranks */
   double join_s;                  /* longest wait until all ranks have joined */
   double silence_s;               /* a rank without a heartbeat for this time is dead; 0: never */
   double hang_s;                  /* a rank without progress for this time hangs; 0: never */
@@ -1820,7 +1821,7 @@ typedef struct g2z_context_config {
   g2z_services *services;         /* must outlive the context; never NULL */
   g2z_device_kind device;
   g2z_ranks_config ranks;         /* place.world 0: g2z_place_find fills place. The call sets device
-                                   * and build */
+                                   * and adds the library's compiler to build */
 } g2z_context_config;
 
 /* The default device, and the place from the launcher. */
@@ -10494,16 +10495,10 @@ G2Z__PRIVATE g2z_status g2z__weights_read(g2z_services *services, const char *di
  *      model's buffer plus the plan's offset. Only dln1, 8-bit copies and a text in the key-value
  *      cache lie inside another tensor. */
 
-/* The build must be equal on all ranks: other code or another compiler may round differently. */
-#if defined(G2Z_GIT_COMMIT)
-#define G2Z__BUILD_COMMIT G2Z_GIT_COMMIT " "
-#else
-#define G2Z__BUILD_COMMIT
-#endif
 #if defined(__CUDACC__)
-#define G2Z__BUILD G2Z__BUILD_COMMIT "nvcc " __VERSION__
+#define G2Z__COMPILER "nvcc " __VERSION__
 #else
-#define G2Z__BUILD G2Z__BUILD_COMMIT __VERSION__
+#define G2Z__COMPILER __VERSION__
 #endif
 
 G2Z_API g2z_context_config g2z_context_config_default(g2z_services *services) {
@@ -10520,13 +10515,15 @@ G2Z_API g2z_status g2z_context_create(const g2z_context_config *config, g2z_cont
   *out = NULL;
   g2z_services *services = config->services;
   g2z_ranks_config ranks = config->ranks;
-  char device[64] = "";
+  char device[64] = "", build[128];
   if (ranks.place.world == 0) G2Z_TRY(g2z_place_find(services, &ranks.place));
   /* A job of one rank keeps the GPU that the program has selected. */
   if (config->device == G2Z_DEVICE_CUDA && ranks.place.world > 1)
     G2Z_TRY(g2z__cuda_select(services, ranks.place.local_rank, device));
   ranks.device = device;
-  ranks.build = G2Z__BUILD;
+  /* Other code or another compiler may round differently. */
+  snprintf(build, sizeof build, "%s%s" G2Z__COMPILER, ranks.build, ranks.build[0] ? " " : "");
+  ranks.build = build;
   g2z_context *context;
   G2Z_TRY(G2Z_NEW(services, 1, &context));
   context->services = services;

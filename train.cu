@@ -242,6 +242,7 @@ int main(int argc, char **argv) {
     p.options.run.command_line = command_line;
     p.options.run.git_commit = G2Z_GIT_COMMIT;
     p.context = g2z_context_config_default(&services);
+    if (p.options.run.git_commit) p.context.ranks.build = p.options.run.git_commit;
     status = g2z_run_options_settle(&services, &p.options, &p.context);
     if (status == G2Z_OK) status = work(&p);
   }
