@@ -6869,10 +6869,15 @@ G2Z__PRIVATE void g2z__cpu_task(const g2z__cpu_product *p, float *memory, int ro
     right.at += done * right.row;
     g2z__cpu_pack(b, right, columns - done, K, G2Z__TILE_COLUMNS);
     for (int j = done; j < columns; j += G2Z__TILE_COLUMNS)
-      for (int i = 0; i < rows; i += G2Z__TILE_ROWS)
-        g2z__cpu_tile(G2Z__TILE_ROWS, G2Z__TILE_VECTORS, sums + i * G2Z__TASK_COLUMNS + j,
-                      a + (i - i % G2Z__PANEL_ROWS) * K + i % G2Z__PANEL_ROWS, b + (j - done) * K,
-                      G2Z__TILE_COLUMNS, K);
+      for (int i = 0; i < rows; i += G2Z__TILE_ROWS) {
+        float *to = sums + i * G2Z__TASK_COLUMNS + j;
+        const float *x = a + (i - i % G2Z__PANEL_ROWS) * K + i % G2Z__PANEL_ROWS;
+        const float *y = b + (j - done) * K;
+        if (columns - j <= G2Z__VECTOR) /* a wider tile would end in the next row of sums */
+          g2z__cpu_tile(G2Z__TILE_ROWS, 1, to, x, y, G2Z__TILE_COLUMNS, K);
+        else
+          g2z__cpu_tile(G2Z__TILE_ROWS, G2Z__TILE_VECTORS, to, x, y, G2Z__TILE_COLUMNS, K);
+      }
   }
   for (int i = 0; i < rows; i++)
     g2z__cpu_finish(p, sums + i * G2Z__TASK_COLUMNS, row + i, column, columns);

@@ -751,13 +751,15 @@ static void ops_clamped(ops_env *e, const int *shape) {
 }
 
 /* A row of a product has the same bits alone, among few rows and among many: in generation, which
- * computes one row per sequence, and in training. For both orders of b in memory. */
+ * computes one row per sequence, and in training. For both orders of b in memory. A number of row 126
+ * is infinite, which must not reach other rows. */
 static void ops_rows(ops_env *e, const int *shape) {
   static const int counts[5] = {1, 3, 5, 9, 100};
   const int N = shape[0], I = shape[1], O = shape[2];
   float *x = ops_random(e, N * I, 1), *dy = ops_random(e, N * O, 1);
   float *w = ops_random(e, I * O, 0.25f), *bias = ops_random(e, O, 1);
   float *y[2], *slope[2], *dx[2], *logits[2];
+  x[126 * I] = dy[126 * O] = INFINITY;
   for (int k = 0; k < 2; k++) {
     y[k] = ops_output(e, N * O);
     slope[k] = ops_output(e, N * O);
@@ -798,9 +800,11 @@ static void test_ops_linear(g2z_test *t) {
   ops_each(t, ops_linear_fp8, shapes, 6);
   ops_each(t, ops_linear_backward, shapes, 6);
   ops_each(t, ops_clamped, shapes, 1);
-  /* The last has columns for the widest tile, one of each narrower one, and a rest. */
-  static const int rows[3][4] = {{256, 200, 300}, {256, 131, 37}, {256, 208, 535}};
-  ops_each(t, ops_rows, rows, 3);
+  /* The third has columns for the widest tile, one of each narrower one, and a rest. The last task
+   * of the fourth has 375 columns: more than whole vectors, and nearly as many as a task can have. */
+  static const int rows[4][4] = {
+      {256, 200, 300}, {256, 131, 37}, {256, 208, 535}, {256, 136, 1527}};
+  ops_each(t, ops_rows, rows, 4);
 }
 
 /* ----- LayerNorm -------------------------------------------------------- */
