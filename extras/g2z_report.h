@@ -2439,6 +2439,14 @@ static double g2zp_reached(const g2zp_run *run, int column) {
   return c->column[column][c->reached];
 }
 
+/* A figure of the last validation above the level; 0: the first validation reached it. The run
+ * reached the level after this validation, perhaps long before the next one. */
+static double g2zp_not_reached(const g2zp_run *run, int column) {
+  const g2zp_curves *c = &run->curves;
+  if (c->reached <= c->first) return 0;
+  return c->column[column][c->reached - 1];
+}
+
 /* The figure that compares runs. Losses are comparable only over the same tokens, in sequences of
  * the same length. Bits per byte are comparable over the same text, with any vocabulary. Other runs
  * have no common measure. */
@@ -2681,7 +2689,7 @@ static void g2zp_page_seeds(g2z_page *page, const g2zp_comparison *m) {
 /* Puts which run is better and by how much, then in how much of the steps, tokens and seconds it
  * reached the level. */
 static void g2zp_page_better(g2z_page *page, const g2zp_comparison *m) {
-  static const char *const costs[] = { /* bit i: more of g2zp_spent[i] than the base run */
+  static const char *const costs[] = { /* bit i: surely more of g2zp_spent[i] than the base run */
       "", "steps", "tokens", "steps and tokens", "seconds", "steps and seconds",
       "tokens and seconds", "steps, tokens and seconds"};
   const char *const best = m->best->name, *const next = m->next->name;
@@ -2697,10 +2705,9 @@ static void g2zp_page_better(g2z_page *page, const g2zp_comparison *m) {
     if (m->measure == G2ZP_BITS && g2zp_spent[i].column == G2ZP_COLUMN_val_tokens)
       continue;                      /* tokens of two vocabularies */
     if (*shares) joint = i == 2 ? " and " : ", ";
-    if (share > 1.005) {
-      of = "times";
-      dearer |= 1u << i;
-    }
+    if (share > 1.005) of = "times";
+    if (g2zp_not_reached(m->best, g2zp_spent[i].column) >=
+        g2zp_reached(m->base, g2zp_spent[i].column)) dearer |= 1u << i;
     snprintf(shares + strlen(shares), 100, "%s%.40s %s the %s", joint,
              g2zp_number_text(cell, "%.2f", share), of, g2zp_spent[i].name);
   }
@@ -2869,7 +2876,8 @@ static void g2zp_page_compared(g2z_page *page, const g2zp_comparison *m) {
       series[used++] = line;
     }
     snprintf(title, sizeof title, "Loss over %s", charts[n].over);
-    if (smoothed) about = "nats per token of the run's own data, smoothed from 100 steps on";
+    if (smoothed)
+      about = "nats per token of the run's own data, smoothed in runs of 100 steps or more";
     if (smoothed == used) about = "nats per token of the run's own data, smoothed";
     if (validation) {
       snprintf(title, sizeof title, "Validation %s over %s", name, charts[n].over);
@@ -2894,17 +2902,20 @@ static void g2zp_page_compared(g2z_page *page, const g2zp_comparison *m) {
 
 /* Puts what differs between the runs, and folded, what they share. */
 static void g2zp_page_settings_of(g2z_page *page, const g2zp_comparison *m) {
-  char cell[G2ZP_CELL], title[64];
+  const char *of = "";
+  char cell[G2ZP_CELL], title[100];
   int alike = 0;
   if (m->count > 1) {
+    of = " that are equal";
+    for (size_t r = 0; r < m->count; r++)
+      if (!m->runs[r].metrics.text) of = ", equal in all runs with a training_metrics.json";
     g2z_page_heading(page, "What differs");
     g2zp_page_differing(page, m->runs, m->count, G2ZP_COMPARED | G2ZP_MEASURED);
     g2zp_page_flags(page, m->runs, m->count);
   }
   for (int put = 0; put < 2; put++) {
     if (put) {
-      snprintf(title, sizeof title, "%d settings and figures%s", alike,
-               m->count > 1 ? " that are equal" : "");
+      snprintf(title, sizeof title, "%d settings and figures%s", alike, of);
       g2z_page_fold(page, title);
       g2z_page_fact(page, "created", "%s", g2z_utc_now().text);
     }
@@ -2916,9 +2927,10 @@ static void g2zp_page_settings_of(g2z_page *page, const g2zp_comparison *m) {
       if (put) g2z_page_fact(page, fact->name, "%s", cell);
     }
   }
-  g2z_page_text(page, "Read from each training_metrics.json. Tokens/s includes the first steps, "
-                      "which experiments leave out as warm-up. Step times are from the last "
-                      "epoch. A run's settings and flags are from its last start.");
+  g2z_page_text(page, "Read from each training_metrics.json, which a run writes when it is "
+                      "complete or stopped. Tokens/s includes the first steps, which experiments "
+                      "leave out as warm-up. Step times are from the last epoch. A run's settings "
+                      "and flags are from its last start.");
 }
 
 /* Names the runs by what follows the directories that all of them share. */
