@@ -1737,17 +1737,26 @@ static g2z_status g2zr_count_steps(g2z_run *run) {
   return G2Z_OK;
 }
 
-/* Refuses the directory of a run that ended without a checkpoint: such a run cannot continue. */
+/* Refuses the directory of a run that ended without a checkpoint: such a run cannot continue. If it
+ * diverged, its weights are of no use either. */
 static g2z_status g2zr_check_ended(g2z_run *run) {
   const char *run_dir = run->config.run_dir;
   static const char weights[] = "weights/model.safetensors", complete[] = "RUN_COMPLETE.txt";
-  char text[G2ZR_COMMAND_BYTES];
+  char text[G2ZR_COMMAND_BYTES], reason[16] = "";
+  g2z_object metrics;
   int there;
   G2Z_TRY(g2zr_has(run->services, run_dir, weights, &there));
-  if (there)
+  if (there) {
+    const char *further = ". To train its weights further: ", *command = text;
+    g2zr_command(run, 1, "--init-from", g2zr_in(run, "weights").text, text);
+    if (g2z_object_read(run->services, g2zr_in(run, "training_metrics.json").text, &metrics) ==
+        G2Z_OK) /* a damaged file gives no reason; the directory is refused in any case */
+      g2z_object_copy(&metrics, "shutdown.reason", reason, sizeof reason);
+    g2z_object_free(&metrics);
+    if (strcmp(reason, "diverged") == 0) further = command = "";
     G2Z_REFUSE(run->services, "%.200s holds a run that ended without a checkpoint (%s): choose "
-               "another --run-dir, or remove it. To train its weights further: %s", run_dir,
-               weights, g2zr_command(run, 1, "--init-from", g2zr_in(run, "weights").text, text));
+               "another --run-dir, or remove it%s%s", run_dir, weights, further, command);
+  }
   G2Z_TRY(g2zr_has(run->services, run_dir, complete, &there));
   if (there)
     G2Z_REFUSE(run->services, "%.200s holds a run that ended without a checkpoint (%s): choose "
@@ -2055,7 +2064,7 @@ static g2z_status g2zr_check_shared(g2z_run *run) {
   const struct {
     const char *flag, *path;
   } made[] = {{"run-dir", run->config.run_dir}, {"save-weights", run->config.save_weights}};
-  static const char *const names = "shared-*.partial";
+  static const char *const names = "shared-[0-9]*.partial";
   int64_t name = (int64_t)getpid() << 32 | (int64_t)time(NULL);
   int there, mine = run->context->rank == 0;
   G2Z_TRY(g2z_ranks_broadcast(run->context->ranks, &name, sizeof name));
@@ -3040,6 +3049,8 @@ static void g2zr_say_diverged(g2z_run *run) {
     snprintf(flags, sizeof flags, "--resume %s ", g2z_shell_word(sound.text, word, sizeof word));
   if (optimizer->kind == G2Z_OPTIMIZER_MUON)
     snprintf(flags + strlen(flags), 60, "--adam-lr %.9g ", g2zr_decimal(optimizer->adam_lr / 2));
+  if (optimizer->min_lr > optimizer->lr / 2) /* it would be refused above the peak */
+    snprintf(flags + strlen(flags), 60, "--min-lr %.9g ", g2zr_decimal(optimizer->min_lr / 2));
   strcat(flags, "--lr");
   snprintf(rate, sizeof rate, "%.9g", g2zr_decimal(optimizer->lr / 2));
   G2ZR_SAY(run, "%s with half of the rate: %s",

@@ -1957,6 +1957,7 @@ static void test_run_targets_resumed(g2z_test *t) {
       "run/events.out.tfevents.0000000001.host.partial", "run/shared-1234.partial",
       "run/weights/shared-1234.partial"};
   for (int i = 0; i < 3; i++) test_write_file(t, test_path(t, left[i]), "", 0);
+  test_sh(t, "touch run/weights/shared-notes.partial"); /* the user's */
   test_sh(t, "grep run_id run/training_metrics.json > id");
   s.config.resume = "latest";
   for (int turn = 0; turn < 2; turn++) { /* another target, which an earlier validation reached */
@@ -1984,6 +1985,7 @@ static void test_run_targets_resumed(g2z_test *t) {
     CHECK_HAS(t, text, "\"target_loss\": 4,");
     CHECK_HAS(t, test_read(t, "run/train.log"), test_text("reached at step %.0f, after", target));
     for (int i = 0; i < 3; i++) CHECK(t, !test_there(t, left[i]));
+    CHECK(t, test_there(t, "run/weights/shared-notes.partial"));
     test_sh(t, "grep -F \"$(cat id)\" run/training_metrics.json > found");
   }
   s.config.train.optimizer.steps = 18; /* no step is left, but the tokens are others */
@@ -2466,7 +2468,7 @@ static void test_train_diverged(g2z_test *t) {
   static char said[16384], output[16384], command[4096];
   static const char *const flags[] = {
       "--steps 4 --lr 0.003 --schedule constant",
-      "--steps 30 --lr 3000 --clip 0 --resume latest --optimizer muon"};
+      "--steps 30 --lr 3000 --min-lr 2000 --clip 0 --resume latest --optimizer muon"};
   TRAIN_OR_SKIP(t);
   for (int i = 0; i < 2; i++) {
     snprintf(command, sizeof command, "%s %s --run-dir %s --sample-tokens 0 --warmup 0 "
@@ -2478,7 +2480,13 @@ static void test_train_diverged(g2z_test *t) {
   CHECK(t, !strstr(said, "To generate text: ") && !strstr(said, "To continue training: "));
   CHECK(t, test_train_paste(t, command, said, "To go back to before the divergence, with half of "
                             "the rate: the same command with ", output) == 0);
-  CHECK_HAS(t, output, "resumed after step 4, from ", "lr 1500 ", "lr 900 for AdamW");
+  CHECK_HAS(t, output, "resumed after step 4, from ", "lr 1500 to 1000 ", "lr 900 for AdamW");
+  for (int again = 0; again < 2; again++) /* without a checkpoint: its weights are of no use */
+    CHECK(t, test_shell(test_text("%s %s --run-dir %s --steps 20 --lr 3000 --clip 0 2>&1",
+                                  test_train_program(), test_tiny(t), test_at(t, "none")),
+                        said, sizeof said) == again);
+  CHECK_HAS(t, said, "/none holds a run that ended without a checkpoint (weights/model.safetensors"
+            "): choose another --run-dir, or remove it\n");
   CHECK(t, g2zr_decimal(0.1234567f) == 0.1234567 && g2zr_decimal(1.00000005e-4f) == 1.00000005e-4);
 }
 
