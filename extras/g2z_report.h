@@ -2383,22 +2383,38 @@ static void g2zp_page_differing(g2z_page *page, const g2zp_run *runs, size_t cou
 /* Flags that change no loss: they are no settings to compare. */
 static const char *const g2zp_own_flags[] = {" --run-dir", " --save-weights", " --resume latest"};
 
-/* Copies the next flag of a command from `at` on, as " --flag value". Returns its end; NULL: there
- * is no further flag. */
+/* The next word of a command that begins with --; NULL: there is none. A word may be quoted. */
+static const char *g2zp_flag_word(const char *at) {
+  const char *plain = strstr(at, " --"), *quoted = strstr(at, " '--");
+  if (!plain || (quoted && quoted < plain)) return quoted;
+  return plain;
+}
+
+/* Copies the next flag of a command from `at` on, as " --flag value", even if it was typed as
+ * --flag=value. Returns its end; NULL: there is no further flag. */
 static const char *g2zp_next_flag(const char *at, char flag[G2ZP_TEXT]) {
-  const char *begin = strstr(at, " --");
+  const char *begin = g2zp_flag_word(at), *quote = "";
   if (!begin) return NULL;
-  const char *end = strstr(begin + 1, " --");
+  const char *end = g2zp_flag_word(begin + 1), *name = begin + 1;
   if (!end) end = begin + strlen(begin);
-  snprintf(flag, G2ZP_TEXT, "%.*s", (int)(end - begin), begin);
+  if (*name == '\'') {
+    quote = "'";
+    name++;
+  }
+  const int length = (int)strcspn(name, "= ");
+  if (name[length] == '=')
+    snprintf(flag, G2ZP_TEXT, " %.*s %s%.*s", length, name, quote, (int)(end - name) - length - 1,
+             name + length + 1);
+  else
+    snprintf(flag, G2ZP_TEXT, "%.*s", (int)(end - begin), begin);
   return end;
 }
 
-/* 1: the command has this flag with this value. */
-static int g2zp_has_flag(const char *command, const char *flag) {
-  const size_t length = strlen(flag);
-  for (const char *at = command; (at = strstr(at, flag)) != NULL; at++)
-    if (!at[length] || strncmp(at + length, " --", 3) == 0) return 1;
+/* 1: the first `bytes` bytes of a flag of the command are those of `flag`. */
+static int g2zp_has_flag(const char *command, const char *flag, size_t bytes) {
+  char own[G2ZP_TEXT];
+  for (const char *at = command; (at = g2zp_next_flag(at, own)) != NULL;)
+    if (strncmp(own, flag, bytes) == 0) return 1;
   return 0;
 }
 
@@ -2417,7 +2433,7 @@ static void g2zp_page_flags(g2z_page *page, const g2zp_run *runs, size_t count) 
     for (const char *at = run->command; (at = g2zp_next_flag(at, flag)) != NULL;) {
       int shared = 1;
       for (const g2zp_run *other = runs; other < runs + count; other++)
-        if (*other->command && !g2zp_has_flag(other->command, flag)) shared = 0;
+        if (*other->command && !g2zp_has_flag(other->command, flag, sizeof flag)) shared = 0;
       if (!shared && !g2zp_own_flag(flag)) strncat(flags, flag, sizeof flags - 1 - strlen(flags));
     }
     if (flags[0]) g2z_page_fact(page, run->name, "%s", flags + 1);
@@ -2486,7 +2502,7 @@ static const char *g2zp_unranked(const g2zp_run *run) {
   if (g2zp_best(run) <= G2ZP_WORST) return NULL;
   if (!isnan(g2zp_best(run))) return "its losses are worse than guessing";
   if (run->curves.spent_s[2] > 0) return "its validation loss is not a finite number";
-  if (g2z_object_number(&run->metrics, val_at) > 0 || strstr(run->command, " --val "))
+  if (g2z_object_number(&run->metrics, val_at) > 0 || g2zp_has_flag(run->command, " --val ", 7))
     return "it has not validated yet. A lower --val-every makes it validate sooner";
   return "it has no validation loss. To get one, add --val to train";
 }
@@ -2501,7 +2517,7 @@ static g2zp_difference g2zp_differ(const g2zp_run *a, const g2zp_run *b) {
   if (!*a->command || !*b->command) return G2ZP_SETTINGS;
   for (int i = 0; i < 2; i++)
     for (const char *at = runs[i]->command; (at = g2zp_next_flag(at, flag)) != NULL;) {
-      if (g2zp_own_flag(flag) || g2zp_has_flag(runs[1 - i]->command, flag)) continue;
+      if (g2zp_own_flag(flag) || g2zp_has_flag(runs[1 - i]->command, flag, sizeof flag)) continue;
       if (strncmp(flag, " --seed ", 8) != 0) return G2ZP_SETTINGS;
       difference = G2ZP_SEED;
     }
@@ -2727,8 +2743,8 @@ static void g2zp_page_better(g2z_page *page, const g2zp_comparison *m) {
     g2z_page_lead(page, "%s is better than %s: its %s is %s, %s lower.", best, next, what, own,
                   lower);
   if (!*shares)
-    g2z_page_text(page, "Steps, tokens and seconds are not compared, as a run has no "
-                  "metrics.jsonl, or began from another run's checkpoint.");
+    g2z_page_text(page, "Steps, tokens and seconds are not compared, as a run's metrics.jsonl is "
+                  "missing or cut, or the run began from another run's checkpoint.");
   else if (m->by_target)
     g2z_page_text(page, "%s reaches the target loss, %s, in %s of %s.", best, cell, shares,
                   m->base->name);

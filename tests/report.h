@@ -308,12 +308,15 @@ static void test_report_cut(g2z_test *t) {
 
 /* Three short runs of test_report_compared, "a", "b" and "c". */
 static const struct {
-  const char *flags;
+  const char *flags, *typed;           /* as shown without shared ones; in the command */
   int tokens, step_ms;                 /* of each step */
   double val_loss[4];                  /* after each step; 0: no validation */
-} test_compared[3] = {{"--lr 3e-3", 100, 500, {0, 4, 0, 3.5}},
-                      {"--lr 3e-35 --optimizer muon", 100, 800, {3.75, 3.25, 3, 3.125}},
-                      {"--lr 3e-3 --seed 2", 200, 250, {0, 3.4375, 0, 3.4375}}};
+} test_compared[3] = {
+    {"--lr 3e-3", "--train 'x*' --lr 3e-3", 100, 500, {0, 4, 0, 3.5}},
+    {"--lr 3e-35 --optimizer muon", "--lr 3e-35 --train 'x*' --optimizer muon", 100, 800,
+     {3.75, 3.25, 3, 3.125}},
+    {"--lr 3e-3 --seed 2", "'--train=x*' --lr=3e-3 --seed=2", 200, 250,
+     {0, 3.4375, 0, 3.4375}}};
 
 static void test_compared_metrics(g2z_test *t) {
   static const char *const names[] = {"a", "b", "c"};
@@ -419,7 +422,7 @@ static void test_report_compared(g2z_test *t) {
               "\"%s\": \"./train --seed 1 --eval %0600d --run-dir %s %s\", \"summary\": "
               "{\"total_wall_time_sec\": 3, \"best_val_loss\": 2, \"target_loss\": %s, "
               "\"target_step\": 2, \"early_stop_step\": 4}, \"validation\": %s}",
-              curves || r < 2 ? "command_line" : "no_command", 1, names[r], test_compared[r].flags,
+              curves || r < 2 ? "command_line" : "no_command", 1, names[r], test_compared[r].typed,
               test_compared_cases[i].targets[r], r == 1 ? test_compared_cases[i].other : ALIKE);
       CHECK(t, fclose(file) == 0);
     }
@@ -437,7 +440,8 @@ static void test_report_compared(g2z_test *t) {
                 test_text("<dt>%s</dt><dd>%s</dd>", names[r], test_compared[r].flags) : "");
     CHECK(t, test_times(page, "class=\"series dash") == 3 * (*test_compared_cases[i].line != 0));
     CHECK(t, !strstr(page, "nan"));
-    CHECK(t, !strstr(page, "--seed 1") && !strstr(page, "--eval 0") && !strstr(page, "--run-dir"));
+    CHECK(t, !strstr(page, "--seed 1") && !strstr(page, "--eval 0") && !strstr(page, "--run-dir") &&
+                 !strstr(page, "--train"));
     CHECK(t, test_times(page, "<b>") == 6 * curves && test_times(page, "<h2>Curves") == curves);
     if (!first) continue;
     /* The page of one run marks the validation that reached its target. */
@@ -503,7 +507,7 @@ static void test_report_ends(g2z_test *t) {
       {"null", {NAN, NAN, NAN}, summary, END("stop requested\""),
        "<p>null is not compared, since its validation loss is not a finite number.</p>\n<p>null is "
        "not complete: stopped, on request. It has 3 steps.</p>"},
-      {"soon", {0, 0, 0}, "launcher_metadata.json", "{\"command_line\": \"./train --val v\"}",
+      {"soon", {0, 0, 0}, "launcher_metadata.json", "{\"command_line\": \"./train --val=v\"}",
        "<p>soon is not compared, since it has not validated yet. A lower --val-every makes it "
        "validate sooner.</p>\n<p>soon is not complete: not ended, "},
       {"late", {0, 0, 0}, summary, "{\"schema_version\": \"2.0\", \"training_config\": "
