@@ -1444,6 +1444,8 @@ static void print_summary(const options *o, const output *to, const g2z_tokenize
     if (o->paired) printf(", %" PRId64 " of them targets", s->counted);
     if (s->shards > 1) printf(", %" PRId64 " shards to", s->shards);
     if (s->shards) printf(": %s", s->path);
+    if (i == VAL && s->documents == 0 && o->val_default)
+      printf(". To validate on a part of this text: add --val-tokens N");
     putchar('\n');
   }
   printf("text        %.1f MB in %.2f s, %.1f MB/s with %d thread%s, %.2f bytes per token\n",

@@ -1158,7 +1158,9 @@ static void test_prepare_packed(g2z_test *t) {
        "train       10 documents, 40 tokens"},
       {"", "--out 4 --val-fraction 0.5 --overwrite m*.gz", 0,
        "val         10 documents, 40 tokens"},
-      {"", "--out 4 --val-fraction 0.5 m0*.gz", 1, "is unknown until it ends"}};
+      {"", "--out 4 --val-fraction 0.5 m0*.gz", 1, "is unknown until it ends"},
+      {"", "--out 5 m01.gz", 0, "val         0 documents, 0 tokens. To validate on a part of this "
+       "text: add --val-tokens N\n"}};
   static char text[400000];
   int found = 0;
   test_prepare_text(t, "p.txt", 29, text, sizeof text);
@@ -1183,7 +1185,7 @@ static void test_prepare_packed(g2z_test *t) {
     test_prepare_ends(t, "", "--out 6 --val-fraction 0 wide.jsonl.zst", 0,
                       "5 documents, 55 tokens");
   }
-  test_prepare_cases(t, gzip, system("command -v gzip > /dev/null") == 0 ? 4 : 1);
+  test_prepare_cases(t, gzip, system("command -v gzip > /dev/null") == 0 ? G2Z_COUNT(gzip) : 1);
   if (!found) SKIP(t, "neither gzip nor zstd is here");
 }
 
