@@ -241,6 +241,8 @@ typedef struct g2zr_field {          /* a member of g2zr_totals, g2zr_low or g2z
   X(best_loss, REAL)      /* lowest mean of `recent` at a checkpoint; NaN: none */                \
   X(unsound, WHOLE)       /* step of the first checkpoint after the loss rose or steps were       \
                            * skipped; 0: the model is sound (g2zr_weigh) */                       \
+  X(rose, WHOLE)          /* step since which all losses are far above best_loss; 0: the last is  \
+                           * not */                                                               \
   X(due, WHOLE)           /* in a note: work left to do after the step */                         \
   X(evaluated, WHOLE)     /* in a note: number of --eval files that were scored after the step */ \
   X(val_data, WHOLE)      /* g2zr_val_data of the tokens that `low` was measured over */          \
@@ -763,9 +765,14 @@ static double g2zr_recent_loss(const g2z_run *run) {
 }
 
 /* 1: the loss is not clearly above the loss of guessing, which takes all tokens as equally likely.
- * The margin is the one of g2zr_weigh. */
+ * The margin is the one of g2zr_near_best. */
 static int g2zr_plausible(const g2z_run *run, double loss) {
   return loss <= 1.1 * log(run->config.train.model.vocab) + 0.1;
+}
+
+/* 1: the loss is not clearly above the lowest mean at a checkpoint. */
+static int g2zr_near_best(const g2z_run *run, double loss) {
+  return isnan(run->sum.best_loss) || loss <= 1.1 * run->sum.best_loss + 0.1;
 }
 
 /* 1: the mean of the recent losses is worse than guessing. */
@@ -2623,6 +2630,8 @@ static g2z_status g2zr_learn(g2z_run *run, const g2z_report *report, g2z_run_eve
   if (report->counted > 0) { /* else masks exclude all tokens of the step */
     memmove(run->recent + 1, run->recent, sizeof run->recent - sizeof *run->recent);
     run->recent[0] = m->loss;
+    if (g2zr_near_best(run, m->loss)) sum->rose = 0;
+    else if (sum->rose == 0) sum->rose = m->step;
     if (sum->losses < G2ZR_RECENT) sum->losses++;
   }
   sum->steps++;
@@ -2661,7 +2670,7 @@ static void g2zr_weigh(g2z_run *run) {
   const double loss = g2zr_recent_loss(run), best = run->sum.best_loss;
   const int skipped = run->known.skipped == 1 && /* a spike does not mean a worse model */
                       !(run->known.grad_norm == 0 && isnan(run->known.loss));
-  const int sound = !skipped && (isnan(best) || loss <= 1.1 * best + 0.1);
+  const int sound = !skipped && g2zr_near_best(run, loss);
   char was[40];
   snprintf(was, sizeof was, "is back at %.4f", best);
   if (!(best <= loss) && !isnan(loss)) run->sum.best_loss = loss;
@@ -3035,12 +3044,14 @@ static void g2zr_say_diverged(g2z_run *run) {
   char word[420], flags[600], rate[40], text[G2ZR_COMMAND_BYTES];
   const g2zr_low low = g2zr_best(run);
   g2z_path sound = {""};
-  int64_t step = -1;
+  int64_t step = -1, before = run->sum.unsound;
   if (run->context->rank != 0 || !config->run_dir || run->applied == 0) return;
+  /* The high loss of step `rose` is that of the weights after the step before. */
+  if (run->sum.rose > 0 && (before == 0 || before > run->sum.rose - 1)) before = run->sum.rose - 1;
   if (config->keep_best && low.step >= 0 && g2zr_plausible(run, low.loss))
     g2zr_latest(run, "", low.step + 1, &step);
-  else if (run->sum.unsound > 0 && g2zr_plausible(run, run->sum.best_loss))
-    g2zr_latest(run, "", run->sum.unsound, &step);
+  else if (before > 0 && g2zr_plausible(run, run->sum.best_loss))
+    g2zr_latest(run, "", before, &step);
   if (step >= 0) sound = g2zr_checkpoint(run, step, "");
   else if (run->resume && !run->found.own) /* another run's */
     snprintf(sound.text, sizeof sound.text, "%s", run->resume);

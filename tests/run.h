@@ -473,7 +473,7 @@ static void test_run_keeps_good(g2z_test *t) {
       const char *page = test_read(t, "run/report.html");
       CHECK_HAS(t, page, "<dt>result</dt><dd>diverged<", "<p>To go back to before the divergence, "
                 "with half of the rate: the same command with --run-dir ", "run-2 --resume ",
-                i == 1 ? "run/step-000005 --lr 500<" : "run/step-000004 --lr 0.005<");
+                i == 1 ? "run/step-000004 --lr 500<" : "run/step-000003 --lr 0.005<");
       CHECK(t, !strstr(page, "To generate text: ") && !strstr(page, "To continue training: ") &&
                    !strstr(page, "To train these weights further: "));
     }
