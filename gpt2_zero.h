@@ -660,8 +660,8 @@ static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *
 
 /* ===== >>d06 plan ========================================================
  * Where everything lies in memory: a pure function of config, world size, stage and type. Only the
- * size of a CPU's scratch also depends on the process's number of threads. It fills tables once; the
- * allocator, the trainer, the files, --dry-run and the tests read them.
+ * size of a CPU's scratch also depends on the process's number of threads. The plan fills tables
+ * once; the allocator, the trainer, the files, --dry-run and the tests read them.
  *
  * Parameters are one flat list, ordered as backward completes their gradients: unit 0 is the final
  * LayerNorm, units 1..L are blocks L-1..0, then wpe, then wte. Inside a unit parameters stand in
