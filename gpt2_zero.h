@@ -13016,8 +13016,8 @@ G2Z__PRIVATE g2z_status g2z__loading_fill(g2z__transfer *x) {
     const int64_t read = saved->epoch_step * before;
     const int64_t again = position.step ? read % global : 0;
     g2z_log(x->services, G2Z_LOG_INFO, "sequences per step changed since the checkpoint: %" PRId64
-            " -> %" PRId64 "; epoch %" PRId64 " reads %" PRId64 " of %" PRId64 " again", before,
-            global, saved->epoch, again, read);
+            " -> %" PRId64 "; of the %" PRId64 " sequences read in epoch %" PRId64 ", %" PRId64
+            " are read again", before, global, read, saved->epoch, again);
   }
   return g2z_loader_seek(t->loader, position);
 }
