@@ -168,8 +168,12 @@ G2Z_API g2z_status g2z_begin_program(g2z_services *services, char **argv);
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 #if defined(__linux__)
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #elif defined(__APPLE__)
 #include <sys/random.h>
 #endif
@@ -645,7 +649,7 @@ G2Z_API g2z_status g2z_flags_line(g2z_services *services, int argc, char *const 
 static const int g2zg_spawn_signals[] = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
 
 #define G2ZG_SPAWN_RANKS 4096
-#define G2ZG_SPAWN_VARIABLES 9
+#define G2ZG_SPAWN_VARIABLES 10
 typedef struct g2zg_spawn {       /* a job, as its parent sees it */
   g2z_services *services;
   const g2z_job *job;
@@ -683,6 +687,8 @@ static g2z_status g2zg_spawn_environment(g2zg_spawn *spawn) {
   snprintf(spawn->texts[6], room, "G2Z_RUN_ID=%s", id);
   snprintf(spawn->texts[7], room, "G2Z_SECRET=%s", secret);
   snprintf(spawn->texts[8], room, "G2Z_RANKS_PARENT=%d", (int)getpid());
+  /* Each rank would bind its threads to the same cores, the first ones. */
+  snprintf(spawn->texts[9], room, "OMP_PROC_BIND=false");
   while (environ[count]) count++;
   G2Z_TRY(G2Z_NEW(spawn->services, count + G2ZG_SPAWN_VARIABLES + 1, &spawn->environment));
   for (int k = 0; k < G2ZG_SPAWN_VARIABLES; k++) spawn->environment[kept++] = spawn->texts[k];
@@ -977,9 +983,34 @@ G2Z_API const char *g2z_json_word(const char *text, char *word) {
 
 #define G2ZG_STACK 131072 /* bytes. main and the threads were measured to use at most 80,000 */
 
+/* With OMP_PROC_BIND, OpenMP binds the first thread to its first place before main. Threads that it
+ * creates and programs that it starts would share this core: it gets the cores of all places back,
+ * and OpenMP's other threads stay bound. If that is refused, they have fewer cores. */
+static g2z_status g2zg_unbind(g2z_services *services) {
+#if defined(__linux__) && defined(_OPENMP)
+  enum { CORES = 8192, WORD = 8 * sizeof(unsigned long) };
+  unsigned long mask[CORES / WORD] = {0};
+  const int places = omp_get_num_places(); /* 0: not bound */
+  for (int place = 0; place < places; place++) {
+    const int count = omp_get_place_num_procs(place);
+    int *cores;
+    G2Z_TRY(G2Z_NEW(services, (size_t)count, &cores));
+    omp_get_place_proc_ids(place, cores);
+    for (int i = 0; i < count; i++)
+      if (cores[i] < CORES) mask[cores[i] / WORD] |= 1ul << cores[i] % WORD;
+    g2z_release(services, cores);
+  }
+  if (places > 0) syscall(SYS_sched_setaffinity, 0, sizeof mask, mask);
+#else
+  (void)services;
+#endif
+  return G2Z_OK;
+}
+
 G2Z_API g2z_status g2z_begin_program(g2z_services *services, char **argv) {
   int open_files = 1, again = 0;
   struct rlimit stack;
+  G2Z_TRY(g2zg_unbind(services));
   for (int file = STDIN_FILENO; file <= STDERR_FILENO && open_files; file++)
     if (fcntl(file, F_GETFD) < 0) open_files = open("/dev/null", O_RDWR) >= 0; /* the lowest */
   signal(SIGXFSZ, SIG_IGN);

@@ -1041,13 +1041,16 @@ static void test_train_console(g2z_test *t) {
 
 /* train.log has the console's lines, in the same order. Steps are progress: the console shows some
  * of them, and always the one before a validation. Waiting threads sleep by default; the user's
- * variable overrides this. */
+ * variable overrides this. With OMP_PROC_BIND the first thread keeps all cores. */
 static void test_train_log(g2z_test *t) {
   static const char *const cases[] = {
       "--val-every 3 --save-every 2 --keep 1 --warmup 9 --eval q.txt --prompt 1",
       ("--val-every 3 --keep-best --patience 1 --lr 0 --target-loss 9 --ranks 2 --batch 2 "
        "--save-weights none"),
       "--val-every 2 --resume run0/step-000008 --init-from run0/weights --steps 12"};
+  static const char *const variables[] = {"env -u OMP_WAIT_POLICY",
+                                          "env -u OMP_WAIT_POLICY OMP_PROC_BIND=true",
+                                          "OMP_WAIT_POLICY=active"};
   test_write_file(t, test_at(t, "q.txt"), "a text", 6);
   test_run_shard(t, "x_val_0.bin", 300);
   const char *program = test_train_program(), *tiny = test_tiny(t);
@@ -1055,17 +1058,26 @@ static void test_train_log(g2z_test *t) {
   CHECK(t, *program == '/' || getcwd(here, sizeof here));
   for (int i = 0; i < 3; i++) {
     test_sh(t, "%s %s/%s %s --val x_val_0.bin --vocab-size 257 --steps 8 --run-dir run%d %s "
-            "> console", i == 2 ? "OMP_WAIT_POLICY=active" : "env -u OMP_WAIT_POLICY", here,
+            "> console", variables[i], here,
             program, tiny, i, cases[i]);
 #ifdef _OPENMP
     test_sh(t, "grep '\"OMP_WAIT_POLICY\": \"%s\"' run%d/launcher_metadata.json > out",
             i == 2 ? "active" : "passive", i);
+    if (i == 1)
+      test_sh(t, "grep '\"OMP_PROC_BIND\": \"false\"' run1/launcher_metadata.json > out");
 #endif
     test_sh(t, "S='^step [0-9/]* | loss '; grep -v \"$S\" console > shown; "
                "sed 's/^[0-9-]*T[0-9:]*Z  //' run%d/train.log | grep -v \"$S\" | diff - shown", i);
     test_sh(t, "awk '/ val loss / && last != $2 { exit 1 } / \\| loss / { last = $2 }' console && "
                "grep -q ' val loss ' console");
   }
+#if defined(__linux__)
+  test_sh(t, "%s %s/%s %s --vocab-size 257 --steps 999999 --run-dir bound > console & p=$!; "
+             "until grep -q '^step 1/' console; do sleep 0.05; done; "
+             "grep Cpus_allowed: /proc/$p/status > cores; kill -9 $p; "
+             "grep Cpus_allowed: /proc/self/status | diff - cores", variables[1], here, program,
+          tiny);
+#endif
   test_sh(t, "ls run0/step-000008/tokenizer_config.json run0/weights/merges.txt > out && "
              "[ ! -e run1/weights ] && [ ! -e none ]");
   CHECK(t, test_files_count(t, "run0/step-") == 1);
