@@ -105,7 +105,7 @@ RUN     := --layers 4 --channels 128 --context 128 --batch 4 --steps 800 --lr 4e
 # speed. train and bench set this themselves.
 test sanitize-cuda: export OMP_WAIT_POLICY ?= passive
 
-run: train prepare_data ## train a GPT-2 on these sources, save it, generate text (1 to 2 minutes, no download)
+run: train prepare_data ## train a GPT-2 on these sources, save it, generate text (1 minute, no download)
 	rm -rf data/sources runs/sources
 	$(SHARDS)
 	./train --train 'data/sources/sources_train_*.bin' --val 'data/sources/sources_val_*.bin' \
