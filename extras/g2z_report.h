@@ -2788,11 +2788,11 @@ static void g2zp_page_verdict(g2z_page *page, const g2zp_comparison *m) {
 }
 
 /* Puts a table of each run's best result, and of the steps, tokens and seconds until it reached the
- * level. A narrow screen shows the first columns. */
+ * level. A narrow screen shows the first columns, so the relative figures come first. */
 static void g2zp_page_validations(g2z_page *page, const g2zp_comparison *m) {
   static const char *const bits_at = "summary.best_val_bits_per_byte";
   const char *headers[13] = {"run"};
-  char names[3][G2ZP_CELL + 16], cell[G2ZP_CELL];
+  char names[3][2][G2ZP_CELL + 16], cell[G2ZP_CELL];
   int columns = 1, bits = 0, validated = 0, incomplete = 0;
   const g2zp_run *run, *end = m->runs + m->count;
   for (run = m->runs; run < end; run++) {
@@ -2802,13 +2802,16 @@ static void g2zp_page_validations(g2z_page *page, const g2zp_comparison *m) {
   }
   if (!validated) return;
   g2z_page_heading(page, "Validation");
+  for (int i = 0; i < 3 && m->base; i++) {
+    snprintf(names[i][0], sizeof names[i][0], "relative %s", g2zp_spent[i].name);
+    headers[columns++] = names[i][0];
+  }
   headers[columns++] = "best loss";
   if (bits) headers[columns++] = "best bits per byte";
   for (int i = 0; i < 3 && m->base; i++) {
-    snprintf(names[i], sizeof names[i], "%s to %s", g2zp_spent[i].name,
+    snprintf(names[i][1], sizeof names[i][1], "%s to %s", g2zp_spent[i].name,
              g2zp_loss_text(cell, m->level));
-    headers[columns++] = names[i];
-    headers[columns++] = "relative";
+    headers[columns++] = names[i][1];
   }
   headers[columns++] = "best step";
   headers[columns++] = "last loss";
@@ -2823,15 +2826,17 @@ static void g2zp_page_validations(g2z_page *page, const g2zp_comparison *m) {
       best_step = c->column[G2ZP_COLUMN_val_step][c->best];
     }
     g2z_page_cell(page, "%s", run->name);
+    for (int i = 0; i < 3 && m->base; i++) {
+      const double share = g2zp_reached(run, g2zp_spent[i].column) /
+                           g2zp_reached(m->base, g2zp_spent[i].column);
+      g2z_page_cell(page, "%s", g2zp_number_text(cell, "%.2f", share));
+    }
     g2z_page_cell(page, "%s", g2zp_loss_text(cell, g2zp_best(run)));
     const double best_bits = g2z_object_number(&run->metrics, bits_at);
     if (bits) g2z_page_cell(page, "%s", g2zp_loss_text(cell, best_bits));
-    for (int i = 0; i < 3 && m->base; i++) {
-      const double spent = g2zp_reached(run, g2zp_spent[i].column);
-      const double share = spent / g2zp_reached(m->base, g2zp_spent[i].column);
-      g2z_page_cell(page, "%s", g2zp_number_text(cell, g2zp_spent[i].format, spent));
-      g2z_page_cell(page, "%s", g2zp_number_text(cell, "%.2f", share));
-    }
+    for (int i = 0; i < 3 && m->base; i++)
+      g2z_page_cell(page, "%s", g2zp_number_text(cell, g2zp_spent[i].format,
+                                                 g2zp_reached(run, g2zp_spent[i].column)));
     g2z_page_cell(page, "%s", g2zp_number_text(cell, "%.0f", best_step));
     g2z_page_cell(page, "%s", g2zp_loss_text(cell, last_loss));
     if (incomplete) g2z_page_cell(page, "%s", g2zp_ends[run->end]);

@@ -335,8 +335,8 @@ static void test_compared_metrics(g2z_test *t) {
 }
 
 /* The sentences and cells of test_report_compared were computed by hand: steps, tokens and seconds
- * until each run reached the same loss, relative to one run; best loss, its step, last loss; then
- * the same three in absolute numbers. */
+ * until each run reached the same loss. Cells: these three relative to one run; best loss; the
+ * three in absolute numbers; the step of the best loss; last loss. */
 #define NONE "<td>\xe2\x80\x93"
 #define TEXT(set, tokens, text) "{\"set\": \"" set "\", \"tokens\": " #tokens ", \"bytes\": 100, " \
                                 "\"text_hash\": \"" text "\"}"
@@ -346,15 +346,15 @@ static void test_compared_metrics(g2z_test *t) {
   "c.</p>\n<p>b reaches a&#39;s best, 3.5000, in 0.50 of the steps, 0.50 of the tokens and 0.80 "  \
   "of the seconds.</p>\n<p>c and a differ by the seed alone: their best results lie 0.0625 "       \
   "apart, from 3.4375 to 3.5000. A difference of this size between other runs can be chance.</p>"
-#define ROWS "<td>3.5000<td>4<td>1.00<td>400<td>1.00<td>2.00<td>1.00<td>4<td>3.5000", \
-             "<td>3.0000<td>2<td>0.50<td>200<td>0.50<td>1.60<td>0.80<td>3<td>3.1250"
+#define ROWS "<td>1.00<td>1.00<td>1.00<td>3.5000<td>4<td>400<td>2.00<td>4<td>3.5000", \
+             "<td>0.50<td>0.50<td>0.80<td>3.0000<td>2<td>200<td>1.60<td>3<td>3.1250"
 static const char *const test_common[3] = {
-    ROWS, "<td>3.4375<td>2<td>0.50<td>400<td>1.00<td>0.50<td>0.25<td>2<td>3.4375"};
+    ROWS, "<td>0.50<td>1.00<td>0.25<td>3.4375<td>2<td>400<td>0.50<td>2<td>3.4375"};
 static const char *const test_branch[3] = { /* metrics.jsonl of the last run begins at step 2 */
-    ROWS, "<td>3.4375" NONE NONE NONE NONE NONE NONE "<td>2<td>3.4375"};
-#define TARGET "<td>3.5000" NONE NONE NONE NONE NONE NONE "<td>4<td>3.5000", \
-               "<td>3.0000<td>2<td>1.00<td>200<td>0.50<td>1.60<td>3.20<td>3<td>3.1250", \
-               "<td>3.4375<td>2<td>1.00<td>400<td>1.00<td>0.50<td>1.00<td>2<td>3.4375"
+    ROWS, NONE NONE NONE "<td>3.4375" NONE NONE NONE "<td>2<td>3.4375"};
+#define TARGET NONE NONE NONE "<td>3.5000" NONE NONE NONE "<td>4<td>3.5000", \
+               "<td>1.00<td>0.50<td>3.20<td>3.0000<td>2<td>200<td>1.60<td>3<td>3.1250", \
+               "<td>1.00<td>1.00<td>1.00<td>3.4375<td>2<td>400<td>0.50<td>2<td>3.4375"
 static const char *const test_target[3] = {TARGET};
 /* b validates first at step 2: it may have reached the target before c did. */
 static const char *const test_rare[3] = {TARGET};
@@ -362,9 +362,9 @@ static const char *const test_apart[3] = { /* no common measure */
     "<td>3.5000<td>4<td>3.5000", "<td>3.0000<td>3<td>3.1250", "<td>3.4375<td>2<td>3.4375"};
 /* Twice the tokens in the text of b: its loss of 3.00 is 8.6562 bits per byte. */
 static const char *const test_by_bits[3] = {
-    "<td>3.5000<td>2<td>0.67<td>200<td>0.67<td>1.00<td>0.42<td>4<td>3.5000",
-    "<td>3.0000<td>3<td>1.00<td>300<td>1.00<td>2.40<td>1.00<td>3<td>3.1250",
-    "<td>3.4375<td>2<td>0.67<td>400<td>1.33<td>0.50<td>0.21<td>2<td>3.4375"};
+    "<td>0.67<td>0.67<td>0.42<td>3.5000<td>2<td>200<td>1.00<td>4<td>3.5000",
+    "<td>1.00<td>1.00<td>1.00<td>3.0000<td>3<td>300<td>2.40<td>3<td>3.1250",
+    "<td>0.67<td>1.33<td>0.21<td>3.4375<td>2<td>400<td>0.50<td>2<td>3.4375"};
 static const char *const test_no_curves[3] = {
     "<td>2.0000" NONE NONE, "<td>2.0000" NONE NONE, "<td>2.0000" NONE NONE};
 static const struct {
@@ -374,8 +374,9 @@ static const struct {
 } test_compared_cases[] = {
     {{"null", "null", "null"}, COMMON, "at most 3.5000, the highest of the best values of complete "
      "runs. Relative figures compare with a.", test_common, ">loss 3.5000</span>", ALIKE},
-    {{"null", "null", "null"}, COMMON, "<th>run<th>best loss<th>steps to 3.5000<th>relative<th>"
-     "tokens to 3.5000<th>relative<th>seconds to 3.5000<th>relative<th>best step<th>last loss</tr>",
+    {{"null", "null", "null"}, COMMON, "<th>run<th>relative steps<th>relative tokens<th>"
+     "relative seconds<th>best loss<th>steps to 3.5000<th>tokens to 3.5000<th>seconds to 3.5000<th>"
+     "best step<th>last loss</tr>",
      test_common, "nats per token of the run&#39;s own data</span>", ALIKE},
     {{"null", "3.4375", "3.4375"}, "<p class=lead>b gets the best validation loss, 3.0000, "
      "0.4375 lower than c, but takes more seconds to get as low as c.</p>\n<p>b reaches the target "
@@ -541,7 +542,8 @@ static void test_report_ends(g2z_test *t) {
             "validation loss is 3.0000, 0.5000 lower than live.</p>\n<p>good reaches fair&#39;s "
             "best, 4.0000, in 0.67 of the steps, 0.67 of the tokens and 0.67 of the seconds.</p>",
             "<td>3<td>3.0000<td>completed</tr>", "<td>diverged</tr>", "<td>not ended</tr>",
-            "<td>failed</tr>", "<td>stopped</tr>", "<tr><td>nans<td>4e+09<td>",
+            "<td>failed</tr>", "<td>stopped</tr>",
+            "<tr><td>nans<td>\xe2\x80\x93<td>\xe2\x80\x93<td>\xe2\x80\x93<td>4e+09<td>",
             "<p>The charts leave out losses above 12.3, which are worse than guessing.</p>");
   CHECK(t, !strstr(page, ">100</text>")); /* no axis reaches wild's losses */
   for (size_t r = 0; r < G2Z_COUNT(runs); r++) CHECK_HAS(t, page, runs[r].sentence);
@@ -597,7 +599,7 @@ static void test_report_sets(g2z_test *t) {
             "<dt>step of the best validation loss</dt><dd>3</dd>");
   CHECK_OK(t, test_results(t, names, 2));
   CHECK_HAS(t, test_read(t, "all.html"), "at most 4.5000, the highest of the best values",
-            "<td>4.5000<td>3<td>1.00<td>");
+            "<td>1.00<td>\xe2\x80\x93<td>1.00<td>4.5000<td>3<td>");
 }
 
 /* Runs on one text with two vocabularies, the second on two ranks: bits per byte are what --eval
@@ -646,7 +648,7 @@ static void test_report_bits(g2z_test *t) {
   const char *page = test_read(t, "all.html");
   CHECK_HAS(t, page, "since the runs differ in: vocabulary, validation tokens, validation shards. ",
             "all runs validated on the same text",
-            "<th>best loss<th>best bits per byte<th>steps to ",
+            "<th>relative seconds<th>best loss<th>best bits per byte<th>steps to ",
             test_text("<p class=lead>%s ", both[best[1] < best[0]]),
             test_text("bits per byte of at most %.4f, ", fmax(best[0], best[1])));
   CHECK_OK(t, test_results(t, others, 2));
