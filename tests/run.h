@@ -1073,7 +1073,7 @@ static void test_train_log(g2z_test *t) {
   }
 #if defined(__linux__)
   test_sh(t, "%s %s/%s %s --vocab-size 257 --steps 999999 --run-dir bound > console & p=$!; "
-             "until grep -q '^step 1/' console; do sleep 0.05; done; "
+             "until grep -q '^step 1/' console || ! kill -0 $p; do sleep 0.05; done; "
              "grep Cpus_allowed: /proc/$p/status > cores; kill -9 $p; "
              "grep Cpus_allowed: /proc/self/status | diff - cores", variables[1], here, program,
           tiny);
