@@ -316,7 +316,7 @@ check-cuda: ## no warning from nvcc, for each architecture; Hopper's kernels kee
 BUDGETS := gpt2_zero.h=13200 gpt2_zero_kernels.cuh=9400 train.cu=290 bench.cu=340 \
            prepare_data.c=1700 extras/g2z_bench.h=400 extras/g2z_experiment.h=2100 \
            extras/g2z_report.h=3090 extras/g2z_run.h=3300 extras/g2z_command.h=1140 \
-           extras/g2z_text.h=2400 extras/g2z_program.h=1050 extras/g2z_eval.h=850 README.md=160
+           extras/g2z_text.h=2400 extras/g2z_program.h=1050 extras/g2z_eval.h=850 README.md=170
 # The top level holds only these, dotfiles, and the folders in README's table.
 ROOT := gpt2_zero.h gpt2_zero_kernels.cuh train.cu bench.cu prepare_data.c test_gpt2.cu Makefile \
         README.md LICENSE CHANGELOG.md
