@@ -983,9 +983,9 @@ G2Z_API const char *g2z_json_word(const char *text, char *word) {
 
 #define G2ZG_STACK 131072 /* bytes. main and the threads were measured to use at most 80,000 */
 
-/* With OMP_PROC_BIND, OpenMP binds the first thread to its first place before main. Threads that it
- * creates and programs that it starts would share this core: it gets the cores of all places back,
- * and OpenMP's other threads stay bound. If that is refused, they have fewer cores. */
+/* With OMP_PROC_BIND, OpenMP binds the first thread to its first place before main. The threads and
+ * the programs that this thread starts would inherit this one core. So the thread gets the cores of
+ * all places back; OpenMP's other threads stay bound. If the system refuses, one core remains. */
 static g2z_status g2zg_unbind(g2z_services *services) {
 #if defined(__linux__) && defined(_OPENMP)
   enum { CORES = 8192, WORD = 8 * sizeof(unsigned long) };
