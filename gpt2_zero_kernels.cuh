@@ -33,7 +33,6 @@
 #ifndef G2Z_KERNELS_INCLUDED
 #define G2Z_KERNELS_INCLUDED
 
-#include <cub/device/device_radix_sort.cuh>
 #include <cublasLt.h>
 #include <cuda.h>
 #include <cuda_bf16.h>
@@ -1212,13 +1211,6 @@ static __global__ void g2z_k_embed_bwd_wpe(G *dwpe, const A *dout, g2z_dropout d
   for (int i = 0; i < L; i++) g2z__put_number(dwpe + at * L + i, sum[i], mode);
 }
 
-/* g2z_k_count: out[i] = i, one thread per element, blocks of 256. */
-static __global__ void g2z_k_count(int32_t *out, int n) {
-  int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
-  g2z__k_begin();
-  if (i < n) out[i] = i;
-}
-
 /* Sorted positions that one warp adds up: few in a small batch, to keep the GPU busy. */
 static int g2z__run_rows(const g2z_device *device, int N, int packs) {
   size_t warps = (size_t)g2z__cuda_of(device)->sms * 16;
@@ -1352,22 +1344,24 @@ static __global__ void g2z_k_embed_bwd_seams(D *dwte, g2z__row_parts parts, cons
   g2z__put_number(dwte + at, sum, G2Z_ACCUMULATE);
 }
 
-#define G2Z__RANKED_TOKENS 8192  /* g2z_k_embed_rank sorts up to this many, CUB more */
+#define G2Z__RANKED_TOKENS 8192  /* g2z_k_embed_rank sorts each chunk of this many tokens */
 
-/* g2z_k_embed_rank: sorts few tokens. For each token it counts the tokens that sort before it.
+/* g2z_k_embed_rank: sorts each chunk of tokens. For each token it counts the tokens of its chunk
+ * that sort before it.
  *   tokens         [N] i32 in
  *   sorted, order  [N] i32 out
- * Launch  grid ceil(N/32), block (32,16): a lane per token, and 1/16 of the others per warp
- * Cost    N^2 comparisons in one launch; a warp makes 128 with 9 instructions. A radix sort needs
- *         many launches */
+ * Launch  grid ceil(N/32), block (32,16): a lane per token, and 1/16 of its chunk per warp
+ * Cost    a warp makes 128 comparisons with 9 instructions: N=32768 is 268 million */
 static __global__ void __launch_bounds__(512)
 g2z_k_embed_rank(int32_t *sorted, int32_t *order, const int32_t *tokens, int N) {
   __shared__ alignas(16) uint32_t others[16][32];
   __shared__ int ranks[16][32];
   int own = (int)blockIdx.x * 32, i = own + (int)threadIdx.x, rank = 0;
+  const int chunk = own / G2Z__RANKED_TOKENS * G2Z__RANKED_TOKENS;
+  const int end_of_chunk = min(N, chunk + G2Z__RANKED_TOKENS);
   g2z__k_begin();
   uint32_t token = i < N ? (uint32_t)tokens[i] : 0;
-  for (int first = (int)threadIdx.y * 32; first < N; first += 512) {
+  for (int first = chunk + (int)threadIdx.y * 32; first < end_of_chunk; first += 512) {
     int j = first + (int)threadIdx.x; /* an empty lane's key sorts last */
     others[threadIdx.y][threadIdx.x] = j < N ? (uint32_t)tokens[j] : 0xffffffffu;
     __syncwarp();
@@ -1386,36 +1380,62 @@ g2z_k_embed_rank(int32_t *sorted, int32_t *order, const int32_t *tokens, int N) 
   if (threadIdx.y != 0 || i >= N) return;
 #pragma unroll
   for (int warp = 1; warp < 16; warp++) rank += ranks[warp][threadIdx.x];
-  sorted[rank] = (int32_t)token;
-  order[rank] = i;
+  sorted[chunk + rank] = (int32_t)token;
+  order[chunk + rank] = i;
+}
+
+/* g2z_k_embed_merge: merges sorted chunks. A token's place is its place in its chunk plus, for each
+ * other chunk, the number of tokens there that sort before it.
+ *   tokens, positions  [N] i32 in   as g2z_k_embed_rank writes them
+ *   sorted, order      [N] i32 out
+ * Launch  a thread per token, blocks of 128
+ * Cost    14 reads from L2 per token and other chunk. With N=32768 CUB's radix sort takes 39 us on
+ *         an H200, in 6 launches, and its headers take 3 of nvcc's seconds */
+static __global__ void g2z_k_embed_merge(int32_t *sorted, int32_t *order, const int32_t *tokens,
+                                         const int32_t *positions, int N) {
+  const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+  const int own = i / G2Z__RANKED_TOKENS * G2Z__RANKED_TOKENS;
+  g2z__k_begin();
+  if (i >= N) return;
+  const int32_t token = tokens[i];
+  int rank = i - own;
+  for (int first = 0; first < N; first += G2Z__RANKED_TOKENS) {
+    if (first == own) continue;
+    const int count = min(G2Z__RANKED_TOKENS, N - first);
+    const int32_t end = token + (first < own); /* equal tokens count if they are earlier */
+    int before = 0;
+#pragma unroll
+    for (int step = G2Z__RANKED_TOKENS; step > 0; step /= 2)
+      if (before + step <= count && tokens[first + before + step - 1] < end) before += step;
+    rank += before;
+  }
+  sorted[rank] = token;
+  order[rank] = positions[i];
 }
 
 /* Scratch of embed_bwd and embed_add. */
 typedef struct g2z__embed_scratch {
-  void *cub;
-  size_t cub_bytes;
-  int32_t *count, *sorted, *order; /* [N] */
+  int32_t *chunks;                 /* [2 N]: sorted chunks, and the positions of their tokens */
+  int32_t *sorted, *order;         /* [N] */
   float *heads, *tails;            /* [chunks,C] */
   int run_rows;                    /* tokens per chunk */
 } g2z__embed_scratch;
 
-static g2z_status g2z__embed_sort(g2z_device *device, g2z__embed_scratch *scratch,
+static g2z_status g2z__embed_sort(g2z_device *device, const g2z__embed_scratch *scratch,
                                   const int32_t *tokens, int N) {
-  if (N <= G2Z__RANKED_TOKENS) {
-    if (!scratch->sorted) return G2Z_OK;
-    return g2z__launch(device, "g2z_k_embed_rank", g2z_k_embed_rank,
-                       (unsigned)g2z__blocks((size_t)N, 32), dim3(32, 16), 0, scratch->sorted,
-                       scratch->order, tokens, N);
+  const int whole = N <= G2Z__RANKED_TOKENS; /* one chunk */
+  int32_t *sorted = scratch->chunks, *order = sorted + N;
+  if (whole) {
+    sorted = scratch->sorted;
+    order = scratch->order;
   }
-  if (scratch->sorted)
-    G2Z_TRY(g2z__launch(device, "g2z_k_count", g2z_k_count, (unsigned)g2z__blocks((size_t)N, 256),
-                        256, 0, scratch->count, N));
-  int bits = 0;
-  while ((1 << bits) < G2Z__MAX_VOCAB) bits++;
-  G2Z__CUDA(device, cub::DeviceRadixSort::SortPairs(
-                        scratch->cub, scratch->cub_bytes, tokens, scratch->sorted, scratch->count,
-                        scratch->order, N, 0, bits, g2z__cuda_of(device)->stream));
-  return G2Z_OK;
+  G2Z_TRY(g2z__launch(device, "g2z_k_embed_rank", g2z_k_embed_rank,
+                      (unsigned)g2z__blocks((size_t)N, 32), dim3(32, 16), 0, sorted, order, tokens,
+                      N));
+  if (whole) return G2Z_OK;
+  return g2z__launch(device, "g2z_k_embed_merge", g2z_k_embed_merge,
+                     (unsigned)g2z__blocks((size_t)N, 128), 128, 0, scratch->sorted,
+                     scratch->order, (const int32_t *)sorted, (const int32_t *)order, N);
 }
 
 /* Adds the gradients of equal tokens: first within chunks, then across them. */
@@ -1448,17 +1468,15 @@ static g2z_status g2z__embed_bwd(g2z_device *device, const g2z_embed_bwd *op) {
                       (G *)op->dwpe, dout, op->dropout, op->mode, op->B, T, C));
   if (!op->dwte) return G2Z_OK;
   scratch.run_rows = g2z__run_rows(device, N, packs);
-  G2Z_TRY(g2z__embed_sort(device, &scratch, op->tokens, N)); /* only sets cub_bytes */
-  size_t list = g2z__align((size_t)N * sizeof(int32_t)), cub_bytes = g2z__align(scratch.cub_bytes);
+  size_t list = g2z__align((size_t)N * sizeof(int32_t));
   size_t chunks = g2z__blocks((size_t)N, (size_t)scratch.run_rows);
   size_t buffer = g2z__align(chunks * (size_t)C * sizeof(float));
   void *memory;
-  G2Z_TRY(g2z__scratch(device, cub_bytes + 3 * list + 2 * buffer, &memory));
-  char *lists = (char *)memory + cub_bytes, *buffers = lists + 3 * list;
-  scratch.cub = memory;
-  scratch.count = (int32_t *)lists;
-  scratch.sorted = (int32_t *)(lists + list);
-  scratch.order = (int32_t *)(lists + 2 * list);
+  G2Z_TRY(g2z__scratch(device, 4 * list + 2 * buffer, &memory));
+  char *lists = (char *)memory, *buffers = lists + 4 * list;
+  scratch.sorted = (int32_t *)lists;
+  scratch.order = (int32_t *)(lists + list);
+  scratch.chunks = (int32_t *)(lists + 2 * list);
   scratch.heads = (float *)buffers;
   scratch.tails = (float *)(buffers + buffer);
   G2Z_TRY(g2z__embed_sort(device, &scratch, op->tokens, N));
@@ -1478,11 +1496,8 @@ static g2z_status g2z_cuda_embed_order(g2z_device *device, int32_t *order, const
   g2z__embed_scratch scratch;
   void *memory;
   memset(&scratch, 0, sizeof scratch);
-  G2Z_TRY(g2z__embed_sort(device, &scratch, tokens, N)); /* only sets cub_bytes */
-  size_t cub_bytes = g2z__align(scratch.cub_bytes);
-  G2Z_TRY(g2z__scratch(device, cub_bytes + (size_t)N * sizeof(int32_t), &memory));
-  scratch.cub = memory;
-  scratch.count = (int32_t *)((char *)memory + cub_bytes);
+  G2Z_TRY(g2z__scratch(device, 2 * (size_t)N * sizeof(int32_t), &memory));
+  scratch.chunks = (int32_t *)memory;
   scratch.sorted = order;
   scratch.order = order + N;
   return g2z__embed_sort(device, &scratch, tokens, N);

@@ -547,8 +547,9 @@ static void test_cuda_embed(g2z_test *t) {
       test_cuda_embed_one(&p, 3, 37, 40, 11, 0.25f);
       test_cuda_embed_one(&p, 2, 129, 264, 300, 0);
       test_cuda_embed_one(&p, 5, 67, 776, 1, 0.5f); /* one token: its run crosses every chunk */
-      test_cuda_embed_one(&p, 2, 4100, 264, 300, 0); /* CUB sorts this many, fewer are ranked */
-      test_cuda_embed_one(&p, 2, 129, 8, 150000, 0); /* ids of more than 16 bits, ranked */
+      test_cuda_embed_one(&p, 2, 4100, 264, 300, 0); /* two sorted chunks are merged */
+      test_cuda_embed_one(&p, 3, 9001, 8, 150000, 0); /* four chunks; ids of more than 16 bits */
+      test_cuda_embed_one(&p, 2, 129, 8, 150000, 0); /* the same in one chunk */
     }
     test_pair_close(&p);
   }
