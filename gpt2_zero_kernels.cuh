@@ -921,14 +921,13 @@ static __device__ inline float g2z__team_sum(float x, float *shared) {
 
 /* ----- dropout ----------------------------------------------------------- */
 
-typedef enum g2z__drop { G2Z__DROP_OFF, G2Z__DROP_ON } g2z__drop;
-
-/* Dropout factors of pack `index` in row `row` of a tensor [N,C]. The step is read once, not once
- * per group of four. */
-template <typename A>
-static __device__ inline void g2z__dropout_pack(float (&factors)[g2z__lanes<A>],
-                                                const g2z_dropout &dropout, size_t row, int index,
-                                                int C) {
+/* Multiplies pack `index` in row `row` of a tensor [N,C] by its dropout factors, if dropout is on.
+ * The step is read once, not once per group of four. DRAWS groups of four are drawn at the same
+ * time: a draw's code is long, so where a caller's loop is unrolled it stands there once. */
+template <typename A, int DRAWS>
+static __device__ inline void g2z__drop_pack(float (&x)[g2z__lanes<A>], const g2z_dropout &dropout,
+                                             size_t row, int index, int C) {
+  if (!(dropout.probability > 0)) return;
   uint32_t sequence = (uint32_t)(row / (uint32_t)dropout.seq);
   uint32_t t = (uint32_t)(row % (uint32_t)dropout.seq);
   size_t element = (size_t)t * (size_t)C + (size_t)index * g2z__lanes<A>;
@@ -936,10 +935,18 @@ static __device__ inline void g2z__dropout_pack(float (&factors)[g2z__lanes<A>],
   state.step = dropout.state->step;
   g2z_dropout local = dropout;
   local.state = &state;
-#pragma unroll
-  for (int i = 0; i < g2z__lanes<A>; i += 4)
+  uint32_t kept = 0; /* bit i: number i */
+#pragma unroll(DRAWS)
+  for (int i = 0; i < g2z__lanes<A>; i += 4) {
+    float factors[4];
     g2z__dropout_group(&local, dropout.first + sequence * dropout.stride,
-                       (uint32_t)((element + (size_t)i) / 4), factors + i);
+                       (uint32_t)((element + (size_t)i) / 4), factors);
+#pragma unroll
+    for (int j = 0; j < 4; j++) kept |= (factors[j] > 0 ? 1u : 0u) << (i + j);
+  }
+  const float factor = 1.0f / (1.0f - dropout.probability);
+#pragma unroll
+  for (int i = 0; i < g2z__lanes<A>; i++) x[i] *= kept >> i & 1 ? factor : 0.0f;
 }
 
 /* ===== >>k21 columns =====================================================
@@ -1119,7 +1126,7 @@ static g2z_status g2z__narrow_columns(g2z_device *device, void *to, const A *x, 
  * Launch  a warp per row, block (32,8)
  * Cost    3 sizeof(A) NC bytes; wte's frequent rows and wpe come from L2
  * Oracle  g2z__cpu_embed_fwd */
-template <typename A, g2z__drop DROP>
+template <typename A>
 static __global__ void g2z_k_embed_fwd(A *out, const int32_t *tokens, const int32_t *positions,
                                        const A *wte, const A *wpe, g2z_dropout dropout, int N,
                                        int T, int C) {
@@ -1136,12 +1143,7 @@ static __global__ void g2z_k_embed_fwd(A *out, const int32_t *tokens, const int3
     g2z__unpack<A>(position, g2z__get(where, (size_t)pack));
 #pragma unroll
     for (int i = 0; i < L; i++) sum[i] += position[i];
-    if constexpr (DROP == G2Z__DROP_ON) {
-      float factors[L];
-      g2z__dropout_pack<A>(factors, dropout, (size_t)row, pack, C);
-#pragma unroll
-      for (int i = 0; i < L; i++) sum[i] *= factors[i];
-    }
+    g2z__drop_pack<A, 2>(sum, dropout, (size_t)row, pack, C);
     g2z__put(out + (size_t)row * (size_t)C, (size_t)pack, g2z__pack<A>(sum));
   }
 }
@@ -1150,36 +1152,21 @@ template <typename A>
 static g2z_status g2z_cuda_embed_fwd(g2z_device *device, const g2z_embed_fwd *op) {
   const int B = op->B, T = op->T, C = op->C;
   G2Z_ASSERT(g2z__embed_fwd_whole(op));
-  auto kernel = g2z_k_embed_fwd<A, G2Z__DROP_OFF>;
-  if (g2z__dropout_on(&op->dropout)) kernel = g2z_k_embed_fwd<A, G2Z__DROP_ON>;
   int N = B * T;
-  return g2z__launch(device, "g2z_k_embed_fwd", kernel, (unsigned)g2z__blocks((size_t)N, 8),
-                     dim3(32, 8), 0, (A *)op->out, op->tokens, (const int32_t *)NULL,
-                     (const A *)op->wte, (const A *)op->wpe, op->dropout, N, T, C);
+  return g2z__launch(device, "g2z_k_embed_fwd", g2z_k_embed_fwd<A>,
+                     (unsigned)g2z__blocks((size_t)N, 8), dim3(32, 8), 0, (A *)op->out, op->tokens,
+                     (const int32_t *)NULL, (const A *)op->wte, (const A *)op->wpe, op->dropout, N,
+                     T, C);
 }
 
 template <typename A>
 static g2z_status g2z_cuda_embed_next(g2z_device *device, const g2z_embed_next *op) {
   const int B = op->B, C = op->C;
   G2Z_ASSERT(g2z__embed_next_whole(op));
-  return g2z__launch(device, "g2z_k_embed_fwd", g2z_k_embed_fwd<A, G2Z__DROP_OFF>,
+  return g2z__launch(device, "g2z_k_embed_fwd", g2z_k_embed_fwd<A>,
                      (unsigned)g2z__blocks((size_t)B, 8), dim3(32, 8), 0, (A *)op->out, op->tokens,
                      op->positions, (const A *)op->wte, (const A *)op->wpe, g2z_dropout(), B, 1,
                      C);
-}
-
-/* One pack of a row's gradient, after dropout's backward. */
-template <typename A, g2z__drop DROP>
-static __device__ inline void g2z__embed_gradient(float (&out)[g2z__lanes<A>], uint4 raw,
-                                                  const g2z_dropout &dropout, size_t row, int pack,
-                                                  int C) {
-  g2z__unpack<A>(out, raw);
-  if constexpr (DROP == G2Z__DROP_ON) {
-    float factors[g2z__lanes<A>];
-    g2z__dropout_pack<A>(factors, dropout, row, pack, C);
-#pragma unroll
-    for (int i = 0; i < g2z__lanes<A>; i++) out[i] *= factors[i];
-  }
 }
 
 /* g2z_k_embed_bwd_wpe: dwpe[t] = or += sum over b of dout[b,t].
@@ -1189,23 +1176,31 @@ static __device__ inline void g2z__embed_gradient(float (&out)[g2z__lanes<A>], u
  * Cost    sizeof(A) BTC bytes
  * Order   b = 0, 1, ...
  * Oracle  g2z__cpu_embed_bwd */
-template <typename A, typename G, g2z__drop DROP>
+template <typename A, typename G>
 static __global__ void g2z_k_embed_bwd_wpe(G *dwpe, const A *dout, g2z_dropout dropout,
                                            g2z_write mode, int B, int T, int C) {
-  constexpr int L = g2z__lanes<A>;
+  constexpr int L = g2z__lanes<A>, GROUP = 4;
   size_t at = (size_t)blockIdx.x * blockDim.x + threadIdx.x, packs = (size_t)(C / L);
   g2z__k_begin();
   if (at >= (size_t)T * packs) return;
   size_t t = at / packs, pack = at % packs;
   float sum[L] = {};
-#pragma unroll 4
-  for (int b = 0; b < B; b++) {
-    size_t row = (size_t)b * (size_t)T + t;
-    float value[L];
-    g2z__embed_gradient<A, DROP>(value, g2z__get(dout, row * packs + pack), dropout, row, (int)pack,
-                                 C);
+  for (int group = 0; group < B; group += GROUP) {
+    uint4 raw[GROUP];
 #pragma unroll
-    for (int i = 0; i < L; i++) sum[i] += value[i];
+    for (int j = 0; j < GROUP; j++) { /* all loads of a group are in flight together */
+      const size_t row = (size_t)min(group + j, B - 1) * (size_t)T + t;
+      raw[j] = g2z__get(dout, row * packs + pack);
+    }
+#pragma unroll
+    for (int j = 0; j < GROUP; j++) {
+      if (group + j >= B) break;
+      float value[L];
+      g2z__unpack<A>(value, raw[j]);
+      g2z__drop_pack<A, 1>(value, dropout, (size_t)(group + j) * (size_t)T + t, (int)pack, C);
+#pragma unroll
+      for (int i = 0; i < L; i++) sum[i] += value[i];
+    }
   }
 #pragma unroll
   for (int i = 0; i < L; i++) g2z__put_number(dwpe + at * L + i, sum[i], mode);
@@ -1239,7 +1234,7 @@ typedef struct g2z__row_parts {
  *         a frequent token
  * Order   the order of the batch
  * Oracle  g2z__cpu_embed_bwd, g2z__cpu_embed_add */
-template <typename A, typename D, g2z__drop DROP>
+template <typename A, typename D>
 static __global__ void __launch_bounds__(256, 2)
 g2z_k_embed_bwd_runs(D *dwte, g2z__row_parts parts, float *heads, float *tails,
                      const int32_t *sorted, const int32_t *order, const A *dout,
@@ -1298,7 +1293,8 @@ g2z_k_embed_bwd_runs(D *dwte, g2z__row_parts parts, float *heads, float *tails,
         token = keys[j];
       }
       float value[L];
-      g2z__embed_gradient<A, DROP>(value, raw[j], dropout, (size_t)rows[j], pack, C);
+      g2z__unpack<A>(value, raw[j]);
+      g2z__drop_pack<A, 1>(value, dropout, (size_t)rows[j], pack, C);
 #pragma unroll
       for (int i = 0; i < L; i++) {
         sum[i] += value[i];
@@ -1439,7 +1435,7 @@ static g2z_status g2z__embed_sort(g2z_device *device, const g2z__embed_scratch *
 }
 
 /* Adds the gradients of equal tokens: first within chunks, then across them. */
-template <typename A, typename D, g2z__drop DROP>
+template <typename A, typename D>
 static g2z_status g2z__embed_runs(g2z_device *device, D *dwte, const g2z__row_parts *parts,
                                   const g2z__embed_scratch *scratch, const A *dout,
                                   g2z_dropout dropout, int N, int C) {
@@ -1448,7 +1444,7 @@ static g2z_status g2z__embed_runs(g2z_device *device, D *dwte, const g2z__row_pa
   unsigned chunks = (unsigned)g2z__blocks((size_t)N, 8 * (size_t)run_rows);
   dim3 runs(chunks, packs, (unsigned)parts->count);
   dim3 seams(chunks, (unsigned)g2z__blocks((size_t)C, 32), (unsigned)parts->count);
-  G2Z_TRY(g2z__launch(device, "g2z_k_embed_bwd_runs", g2z_k_embed_bwd_runs<A, D, DROP>, runs,
+  G2Z_TRY(g2z__launch(device, "g2z_k_embed_bwd_runs", g2z_k_embed_bwd_runs<A, D>, runs,
                       dim3(32, 8), 0, dwte, *parts, scratch->heads, scratch->tails,
                       scratch->sorted, scratch->order, dout, dropout, N, C, run_rows));
   return g2z__launch(device, "g2z_k_embed_bwd_seams", g2z_k_embed_bwd_seams<D>, seams, dim3(32, 8),
@@ -1456,14 +1452,15 @@ static g2z_status g2z__embed_runs(g2z_device *device, D *dwte, const g2z__row_pa
                      run_rows);
 }
 
-template <typename A, typename G, g2z__drop DROP>
-static g2z_status g2z__embed_bwd(g2z_device *device, const g2z_embed_bwd *op) {
+template <typename A, typename G>
+static g2z_status g2z_cuda_embed_bwd(g2z_device *device, const g2z_embed_bwd *op) {
   const int T = op->T, C = op->C, N = op->B * T, packs = C / g2z__lanes<A>;
   const g2z__row_parts whole = {{{0, SIZE_MAX, 0}}, 1};
   const A *dout = (const A *)op->dout;
+  G2Z_ASSERT(g2z__embed_bwd_whole(op));
   g2z__embed_scratch scratch;
   memset(&scratch, 0, sizeof scratch);
-  G2Z_TRY(g2z__launch(device, "g2z_k_embed_bwd_wpe", g2z_k_embed_bwd_wpe<A, G, DROP>,
+  G2Z_TRY(g2z__launch(device, "g2z_k_embed_bwd_wpe", g2z_k_embed_bwd_wpe<A, G>,
                       (unsigned)g2z__blocks((size_t)T * (size_t)packs, 128), 128, 0,
                       (G *)op->dwpe, dout, op->dropout, op->mode, op->B, T, C));
   if (!op->dwte) return G2Z_OK;
@@ -1480,15 +1477,7 @@ static g2z_status g2z__embed_bwd(g2z_device *device, const g2z_embed_bwd *op) {
   scratch.heads = (float *)buffers;
   scratch.tails = (float *)(buffers + buffer);
   G2Z_TRY(g2z__embed_sort(device, &scratch, op->tokens, N));
-  return g2z__embed_runs<A, float, DROP>(device, op->dwte, &whole, &scratch, dout, op->dropout, N,
-                                         C);
-}
-
-template <typename A, typename G>
-static g2z_status g2z_cuda_embed_bwd(g2z_device *device, const g2z_embed_bwd *op) {
-  G2Z_ASSERT(g2z__embed_bwd_whole(op));
-  if (g2z__dropout_on(&op->dropout)) return g2z__embed_bwd<A, G, G2Z__DROP_ON>(device, op);
-  return g2z__embed_bwd<A, G, G2Z__DROP_OFF>(device, op);
+  return g2z__embed_runs<A, float>(device, op->dwte, &whole, &scratch, dout, op->dropout, N, C);
 }
 
 static g2z_status g2z_cuda_embed_order(g2z_device *device, int32_t *order, const int32_t *tokens,
@@ -1523,8 +1512,8 @@ static g2z_status g2z_cuda_embed_add(g2z_device *device, const g2z_embed_add *op
     g2z__row_parts some;
     some.count = min(op->count - first, G2Z__ROW_PARTS);
     memcpy(some.part, op->parts + first, (size_t)some.count * sizeof *op->parts);
-    G2Z_TRY((g2z__embed_runs<A, G, G2Z__DROP_OFF>(device, (G *)op->grads, &some, &scratch,
-                                                  (const A *)op->rows, g2z_dropout(), N, C)));
+    G2Z_TRY((g2z__embed_runs<A, G>(device, (G *)op->grads, &some, &scratch, (const A *)op->rows,
+                                   g2z_dropout(), N, C)));
   }
   return G2Z_OK;
 }
@@ -1715,9 +1704,10 @@ static g2z_status g2z_cuda_layernorm_fwd(g2z_device *device, const g2z_layernorm
     if (op->narrow && op->narrow == op->y) {
       auto eight = g2z_k_layernorm_eight<A, 0>;
 #define G2Z__HELD(K) g2z_k_layernorm_eight<A, K>
-      static const decltype(eight) held[] = {G2Z__HELD(1), G2Z__HELD(2), G2Z__HELD(3),
-                                             G2Z__HELD(4), G2Z__HELD(5), G2Z__HELD(6),
-                                             G2Z__HELD(7), G2Z__HELD(8)};
+      /* A kernel for each K would take more of nvcc's time; spare packs are not read. */
+      static const decltype(eight) held[] = {G2Z__HELD(2), G2Z__HELD(2), G2Z__HELD(3),
+                                             G2Z__HELD(4), G2Z__HELD(6), G2Z__HELD(6),
+                                             G2Z__HELD(8), G2Z__HELD(8)};
 #undef G2Z__HELD
       const int turns = (C / 8 + 31) / 32;
       if (turns <= G2Z__ROW_WARP_PACKS) eight = held[turns - 1];
@@ -1729,10 +1719,10 @@ static g2z_status g2z_cuda_layernorm_fwd(g2z_device *device, const g2z_layernorm
   auto kernel = g2z_k_layernorm_fwd<A, 2, G2Z__TEAM_BLOCK>;
 #define G2Z__WARPS(A, K) g2z_k_layernorm_fwd<A, K, G2Z__TEAM_WARP>
   static const decltype(kernel) warps[] = {
-      G2Z__WARPS(A, 1), G2Z__WARPS(A, 2), G2Z__WARPS(A, 3), G2Z__WARPS(A, 4),
-      G2Z__WARPS(A, 5), G2Z__WARPS(A, 6), G2Z__WARPS(A, 7), G2Z__WARPS(A, 8)};
+      G2Z__WARPS(A, 2), G2Z__WARPS(A, 2), G2Z__WARPS(A, 3), G2Z__WARPS(A, 4),
+      G2Z__WARPS(A, 6), G2Z__WARPS(A, 6), G2Z__WARPS(A, 8), G2Z__WARPS(A, 8)};
 #undef G2Z__WARPS
-  static_assert(sizeof warps / sizeof *warps == G2Z__ROW_WARP_PACKS, "a kernel for each K");
+  static_assert(sizeof warps / sizeof *warps == G2Z__ROW_WARP_PACKS, "a kernel for each width");
   int packs = C / g2z__lanes<A>, threads = 32, K = (packs + 31) / 32;
   unsigned rows = 1; /* per block */
   if (K <= G2Z__ROW_WARP_PACKS) {
@@ -1761,8 +1751,8 @@ template <int K>
 static constexpr int g2z__row_warps = K == 1 ? 8 : 16;
 /* Threads of a block, in up to 8 teams: as many as a multiprocessor has registers for. Few large
  * blocks leave few partial sums for the second stage to read. */
-template <int K, g2z__drop DROP>
-static constexpr int g2z__row_block = K == 1 && DROP == G2Z__DROP_OFF ? 768 : 512;
+template <int K>
+static constexpr int g2z__row_block = K == 1 ? 768 : 512;
 #define G2Z__ROW_TEAMS 8
 
 /* This thread's place in the ring. */
@@ -1840,9 +1830,6 @@ static __device__ inline void g2z__layernorm_partial(float *partial, const float
   }
 }
 
-/* EIGHT: the gradient that dbias adds up is also stored in e5m2. */
-typedef enum g2z__row_copy { G2Z__ROW_PLAIN, G2Z__ROW_EIGHT } g2z__row_copy;
-
 /* A thread's part of its current row, and its sums over all its rows. */
 template <typename A, int K>
 struct g2z__row_work {
@@ -1868,8 +1855,12 @@ static __device__ inline float2 g2z__layernorm_bwd_sums(g2z__row_work<A, K> &wor
     float x[L], dy[L], w[L];
     g2z__unpack<A>(dy, *slots.at(stage, 0, k));
     g2z__unpack<A>(x, *slots.at(stage, 1, k));
-    if constexpr (K == 1) g2z__unpack<A>(w, work.w);
-    else g2z__unpack<A>(w, g2z__get((const A *)op.w, (size_t)pack));
+    if constexpr (K == 1) {
+      uint4 packed = work.w; /* unpacked for each row: w's floats would not stay in registers */
+      asm volatile("" : "+r"(packed.x), "+r"(packed.y), "+r"(packed.z), "+r"(packed.w));
+      g2z__unpack<A>(w, packed);
+    }
+    if constexpr (K == 2) g2z__unpack<A>(w, g2z__get((const A *)op.w, (size_t)pack));
 #pragma unroll
     for (int i = 0; i < L; i++) {
       work.hat[k][i] = (x[i] - work.mean) * work.rstd;
@@ -1884,7 +1875,7 @@ static __device__ inline float2 g2z__layernorm_bwd_sums(g2z__row_work<A, K> &wor
 }
 
 /* Second half of a row: dres, dropped, narrow, and the columns of dbias. */
-template <typename A, int K, g2z__drop DROP, g2z__row_copy COPY>
+template <typename A, int K>
 static __device__ inline void g2z__layernorm_bwd_dres(g2z__row_work<A, K> &work,
                                                       const g2z__row_slots<K> &slots, int stage,
                                                       const g2z_layernorm_bwd &op, int row,
@@ -1903,18 +1894,15 @@ static __device__ inline void g2z__layernorm_bwd_dres(g2z__row_work<A, K> &work,
       out[i] += work.rstd * (work.g[k][i] - means.x - work.hat[k][i] * means.y);
     uint4 stored = g2z__pack<A>(out);
     g2z__put((A *)op.dres, at, stored);
-    if constexpr (DROP == G2Z__DROP_ON) {
-      float factors[L];
+    if (op.dropped && op.dropout.probability > 0) {
       g2z__unpack<A>(out, stored);
-      g2z__dropout_pack<A>(factors, op.dropout, (size_t)row, pack, op.C);
-#pragma unroll
-      for (int i = 0; i < L; i++) out[i] *= factors[i];
+      g2z__drop_pack<A, 2>(out, op.dropout, (size_t)row, pack, op.C);
       stored = g2z__pack<A>(out);
-      if (COPY == G2Z__ROW_PLAIN || op.dropped != op.narrow)
-        g2z__put((A *)op.dropped, at, stored);
+      if (op.dropped != op.narrow) g2z__put((A *)op.dropped, at, stored);
     }
-    if constexpr (COPY == G2Z__ROW_EIGHT)
-      reinterpret_cast<uint2 *>(op.narrow)[at] = g2z__pack_narrow<A, __nv_fp8_e5m2>(stored);
+    if constexpr (std::is_same<A, __half>::value) /* e5m2 has fp16's range */
+      if (op.narrow)
+        reinterpret_cast<uint2 *>(op.narrow)[at] = g2z__pack_narrow<A, __nv_fp8_e5m2>(stored);
     g2z__unpack<A>(out, stored);
 #pragma unroll
     for (int i = 0; i < L; i++) work.sums[work.DBIAS][k][i] += out[i];
@@ -1928,7 +1916,7 @@ static __device__ inline void g2z__layernorm_bwd_dres(g2z__row_work<A, K> &work,
  *   mean,rstd  [N]   f32 in
  *   dres       [N,C] A out or in place (res_mode)
  *   dropped    [N,C] A out           dropout'(dres); only with dropout
- *   narrow     rows of dropped or dres in e5m2, out; only with EIGHT. May be `dropped`
+ *   narrow     rows of dropped or dres in e5m2, out, or NULL; fp16 only. May be `dropped`
  *   partial    [blocks,2 or 3,C] f32 out
  * Math    g = dy w; dx = rstd (g - mean(g) - xhat mean(g xhat)); dw += dy xhat; db += dy;
  *         dbias += the stored dres (with dropout: dropped)
@@ -1937,9 +1925,9 @@ static __device__ inline void g2z__layernorm_bwd_dres(g2z__row_work<A, K> &work,
  * Cost    3 sizeof(A) NC bytes, 4 with +=: N=32768, C=768, fp16, += is 201 MB
  * Order   a team adds its rows in ascending order; then the teams in order
  * Oracle  g2z__cpu_layernorm_bwd */
-template <typename A, int K, g2z__drop DROP, g2z__row_copy COPY>
+template <typename A, int K>
 static __global__ void
-__launch_bounds__(g2z__row_block<K, DROP>, 1)
+__launch_bounds__(g2z__row_block<K>, 1)
 g2z_k_layernorm_bwd(g2z_layernorm_bwd op, float *partial) {
   constexpr int L = g2z__lanes<A>, STAGES = g2z__row_stages<K>, WARPS = g2z__row_warps<K>;
   __shared__ alignas(16) float2 shared[2][G2Z__ROW_TEAMS * WARPS]; /* double buffer */
@@ -1981,7 +1969,7 @@ g2z_k_layernorm_bwd(g2z_layernorm_bwd op, float *partial) {
     means = g2z__team_sums<WARPS>(means, shared[half] + threadIdx.y * WARPS);
     means.x *= inverse;
     means.y *= inverse;
-    if (row < op.N) g2z__layernorm_bwd_dres<A, K, DROP, COPY>(work, slots, stage, op, row, means);
+    if (row < op.N) g2z__layernorm_bwd_dres<A, K>(work, slots, stage, op, row, means);
     work.mean = next_mean;
     work.rstd = next_rstd;
     stage = stage == STAGES - 1 ? 0 : stage + 1;
@@ -1994,17 +1982,17 @@ g2z_k_layernorm_bwd(g2z_layernorm_bwd op, float *partial) {
 
 /* Launches as many blocks as run at once. Shared memory and N limit the teams of a block. Each team
  * has `threads` threads. */
-template <typename A, typename G, int K, g2z__drop DROP, g2z__row_copy COPY>
+template <typename A, typename G, int K>
 static g2z_status g2z__layernorm_bwd_run(g2z_device *device, const g2z_layernorm_bwd *op,
                                          int threads) {
   const g2z__cuda *cuda = g2z__cuda_of(device);
   const size_t N = (size_t)op->N, C = (size_t)op->C;
-  auto kernel = g2z_k_layernorm_bwd<A, K, DROP, COPY>;
+  auto kernel = g2z_k_layernorm_bwd<A, K>;
   size_t ring = (size_t)(g2z__row_stages<K> * 3 * K * threads) * sizeof(uint4);
   size_t own = sizeof(float2) * 2 * G2Z__ROW_TEAMS * g2z__row_warps<K>; /* the kernel's `shared` */
   int room = (int)(((size_t)cuda->shared_limit - own) / ring), blocks = 0;
   int rows = (int)g2z__blocks(N, (size_t)cuda->sms); /* per multiprocessor */
-  int teams = min(g2z__row_block<K, DROP> / threads, G2Z__ROW_TEAMS);
+  int teams = min(g2z__row_block<K> / threads, G2Z__ROW_TEAMS);
   teams = min(teams, min(rows, max(room, 1))); /* if 1 does not fit, CUDA reports it */
   ring *= (size_t)teams;
   G2Z_TRY(g2z__occupancy(device, (const void *)kernel, threads * teams, ring, &blocks));
@@ -2017,29 +2005,19 @@ static g2z_status g2z__layernorm_bwd_run(g2z_device *device, const g2z_layernorm
                       dim3((unsigned)threads, (unsigned)teams), ring, *op, partial));
   G2Z_TRY(g2z__add_slabs<G>(device, partial, blocks, op->C, op->mode, (G *)op->dw, (G *)op->db,
                             (G *)op->dbias));
-  if constexpr (COPY == G2Z__ROW_EIGHT) /* the rows are still in L2, at least in part */
-    return g2z__narrow_columns<__nv_fp8_e5m2>(device, op->narrow, (const A *)NULL, op->N, op->C);
+  if constexpr (std::is_same<A, __half>::value) /* the rows are still in L2, at least in part */
+    if (op->narrow)
+      return g2z__narrow_columns<__nv_fp8_e5m2>(device, op->narrow, (const A *)NULL, op->N, op->C);
   return G2Z_OK;
-}
-
-template <typename A, typename G, g2z__row_copy COPY>
-static g2z_status g2z__layernorm_bwd_copy(g2z_device *device, const g2z_layernorm_bwd *op) {
-  const int drops = g2z__dropout_on(&op->dropout) && op->dropped;
-  int threads, K;
-  G2Z_TRY(g2z__row_threads(device, op->C / g2z__lanes<A>, &threads, &K));
-  auto run = g2z__layernorm_bwd_run<A, G, 1, G2Z__DROP_OFF, COPY>;
-  if (K == 1 && drops) run = g2z__layernorm_bwd_run<A, G, 1, G2Z__DROP_ON, COPY>;
-  if (K == 2) run = g2z__layernorm_bwd_run<A, G, 2, G2Z__DROP_OFF, COPY>;
-  if (K == 2 && drops) run = g2z__layernorm_bwd_run<A, G, 2, G2Z__DROP_ON, COPY>;
-  return run(device, op, threads);
 }
 
 template <typename A, typename G>
 static g2z_status g2z_cuda_layernorm_bwd(g2z_device *device, const g2z_layernorm_bwd *op) {
+  int threads, K;
   G2Z_ASSERT(g2z__layernorm_bwd_whole(op));
-  if constexpr (std::is_same<A, __half>::value) /* e5m2 has fp16's range */
-    if (op->narrow) return g2z__layernorm_bwd_copy<A, G, G2Z__ROW_EIGHT>(device, op);
-  return g2z__layernorm_bwd_copy<A, G, G2Z__ROW_PLAIN>(device, op);
+  G2Z_TRY(g2z__row_threads(device, op->C / g2z__lanes<A>, &threads, &K));
+  if (K == 1) return g2z__layernorm_bwd_run<A, G, 1>(device, op, threads);
+  return g2z__layernorm_bwd_run<A, G, 2>(device, op, threads);
 }
 
 /* ===== >>k24 pointwise ===================================================
@@ -2095,12 +2073,12 @@ static __global__ void g2z_k_residual_dropout(A *y, const A *x, const A *residua
   if (row >= N) return;
   for (int pack = (int)threadIdx.x; pack < packs; pack += 32) {
     size_t at = (size_t)row * (size_t)packs + (size_t)pack;
-    float value[L], stream[L], factors[L];
+    float value[L], stream[L];
     g2z__unpack<A>(value, g2z__get(x, at));
     g2z__unpack<A>(stream, g2z__get(residual, at));
-    g2z__dropout_pack<A>(factors, dropout, (size_t)row, pack, C);
+    g2z__drop_pack<A, 2>(value, dropout, (size_t)row, pack, C);
 #pragma unroll
-    for (int i = 0; i < L; i++) value[i] = stream[i] + value[i] * factors[i];
+    for (int i = 0; i < L; i++) value[i] += stream[i];
     g2z__put(y, at, g2z__pack<A>(value));
   }
 }
