@@ -5894,7 +5894,7 @@ static_assert(G2Z__PRODUCT_ROWS == 128, "a tile is two wgmmas of 64 rows");
 /* The epilogue: what a product stores for its sums. */
 typedef enum g2z__finish {
   G2Z__FINISH_PLAIN,             /* the sums, plus a bias if there is one */
-  G2Z__FINISH_ADD,               /* the sums plus bias plus `other` */
+  G2Z__FINISH_ADD,               /* the same, plus `other` if there is one */
   G2Z__FINISH_GELU,              /* GELU of the sums plus bias; its slope goes to `other` */
   G2Z__FINISH_TIMES,             /* the sums times `other`; also the output's column sums */
   G2Z__FINISH_SOFTMAX,           /* exponentials of the sums; also row sums, largest exponents */
@@ -5928,9 +5928,16 @@ typedef struct g2z__product_data {
   int N, K, M, slabs;
   int down, across;              /* tiles per column and per row of the output */
   int stripe;                    /* PRODUCT_STRIPE or SOFTMAX_STRIPE */
+  int adds;                      /* with ADD: there is `other` */
   uint8_t *narrow;               /* with GELU [N,M] E or NULL */
   double *clamped;               /* with GELU in e4m3: counts the numbers in narrow; or NULL */
 } g2z__product_data;
+
+/* Whether the product loads `other`. Most have no residual: then ADD stores the sums plus bias. */
+template <g2z__finish FINISH>
+static __device__ inline bool g2z__reads_other(const g2z__product_data &x) {
+  return FINISH == G2Z__FINISH_TIMES || (FINISH == G2Z__FINISH_ADD && x.adds);
+}
 
 /* Offsets in dynamic shared memory, and sizes, in bytes. */
 struct g2z__product_shared {
@@ -6303,11 +6310,17 @@ g2z__product_columns(const g2z__product_data &x, float (&sums)[16], const float 
     if (READS) slot = warp.used.stage;
     to[m] = warp.staging + (uint32_t)(slot * G2Z__PRODUCT_PIECE);
     if constexpr (READS) {
-      g2z__barrier_wait_warp(warp.other + slot, warp.used.phase);
-      warp.used.next();
 #pragma unroll
       for (int n = 0; n < 4; n++)
-        g2z__read_b(z[n], g2z__tile_at<64>(to[m], reader, 0, n * 16));
+#pragma unroll
+        for (int i = 0; i < 4; i++) z[n][i] = 0;
+      if (g2z__reads_other<FINISH>(x)) {
+        g2z__barrier_wait_warp(warp.other + slot, warp.used.phase);
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+          g2z__read_b(z[n], g2z__tile_at<64>(to[m], reader, 0, n * 16));
+      }
+      warp.used.next();
     }
     g2z__product_piece<A, E, FINISH>(y, z, sums, warp.rows[m], c[m], group, warp);
     if constexpr (sizeof(E) == 1 && TWO)
@@ -6315,7 +6328,7 @@ g2z__product_columns(const g2z__product_data &x, float (&sums)[16], const float 
     if (READS && m == 0 && group == 1) { /* group 0's stores free the slots for group 2 */
       if (g2z__lane() == 0) g2z__stores_have_read<0>();
       __syncwarp();
-      g2z__product_ask(warp, &maps.other, 4, 6);
+      if (g2z__reads_other<FINISH>(x)) g2z__product_ask(warp, &maps.other, 4, 6);
     }
     if (!READS && m == 0) { /* group 0 reuses the slots of the last tile's group 2 */
       if (g2z__lane() == 0) {
@@ -6624,7 +6637,7 @@ g2z__product_sum(float (&c)[2][24][4], const g2z__product_data &x, uint32_t shar
   if constexpr (FINISH == G2Z__FINISH_ADD || FINISH == G2Z__FINISH_TIMES) {
     if (g2z__lane() == 0) g2z__stores_have_read<0>();
     __syncwarp();
-    g2z__product_ask(warp, &maps.other, 0, G2Z__PRODUCT_PIECES);
+    if (g2z__reads_other<FINISH>(x)) g2z__product_ask(warp, &maps.other, 0, G2Z__PRODUCT_PIECES);
   } else if constexpr (FINISH == G2Z__FINISH_TIMES_8) {
     if (warp.first) {
       g2z__stores_have_read<0>();
@@ -6779,8 +6792,7 @@ static g2z__product_kernel g2z__product_kernel_of(const g2z__lt_key *key, int ad
       return g2z_k_product_hopper<A, E, G2Z__FINISH_SOFTMAX, ROWS>;
     if (epilogue == G2Z__EPILOGUE_GELU)
       return g2z_k_product_hopper<A, E, G2Z__FINISH_GELU, ROWS>;
-    if (adds) return g2z_k_product_hopper<A, E, G2Z__FINISH_ADD, ROWS>;
-    return g2z_k_product_hopper<A, E, G2Z__FINISH_PLAIN, ROWS>;
+    return g2z_k_product_hopper<A, E, G2Z__FINISH_ADD, ROWS>;
   }
   if constexpr (std::is_same<A, __half>::value)
     if (key->type == CUDA_R_8F_E5M2) {
@@ -6795,8 +6807,6 @@ static g2z__product_kernel g2z__product_kernel_of(const g2z__lt_key *key, int ad
     return g2z_k_product_hopper<A, A, G2Z__FINISH_TIMES, ROWS>;
   if (by_rows && epilogue == G2Z__EPILOGUE_SOFTMAX && !adds)
     return g2z_k_product_hopper<A, A, G2Z__FINISH_SOFTMAX, ROWS>;
-  if (!by_rows && plain && !adds)
-    return g2z_k_product_hopper<A, A, G2Z__FINISH_PLAIN, G2Z__BY_COLUMNS>;
   if (!by_rows && plain) return g2z_k_product_hopper<A, A, G2Z__FINISH_ADD, G2Z__BY_COLUMNS>;
   if (!by_rows && epilogue == G2Z__EPILOGUE_GELU && !adds)
     return g2z_k_product_hopper<A, A, G2Z__FINISH_GELU, G2Z__BY_COLUMNS>;
@@ -6907,6 +6917,7 @@ static g2z_status g2z__hopper_product_run(g2z_device *device, const g2z__lt_key 
   x.down = x.slabs = (int)g2z__blocks((size_t)N, G2Z__PRODUCT_ROWS);
   x.across = (int)g2z__blocks((size_t)M, G2Z__PRODUCT_COLUMNS);
   x.stripe = softmax ? G2Z__SOFTMAX_STRIPE : G2Z__PRODUCT_STRIPE;
+  x.adds = on->c != NULL;
   return g2z__launch(device, "g2z_k_product_hopper", kernel,
                      (unsigned)min(x.down * x.across, g2z__cuda_of(device)->sms), 384,
                      (size_t)g2z__product_shared::BYTES, maps, x);
