@@ -475,7 +475,8 @@ G2Z_API g2z_status g2z_json_write(g2z_services *services, const char *path, g2z_
   X(SCHEDULE_COSINE,   "cosine")   /* half a cosine from lr to min_lr */                          \
   X(SCHEDULE_LINEAR,   "linear")   /* a line from lr to min_lr */                                 \
   X(SCHEDULE_CONSTANT, "constant") /* lr */                                                       \
-  X(SCHEDULE_WSD,      "wsd")      /* warmup-stable-decay: a line to min_lr in the last fifth */
+  X(SCHEDULE_WSD,      "wsd")      /* warmup-stable-decay: a line to min_lr in the last fifth */  \
+  X(SCHEDULE_POWER,    "power")    /* above the line: the part that is left, to the power 0.7 */
 
 /* How gradients and parameters travel between the GPUs of one host. Between hosts NCCL does it. */
 #define G2Z_TRANSPORT_LIST(X)                                                                     \
@@ -650,6 +651,9 @@ static inline G2Z_HOST_DEVICE float g2z_schedule_lr(const g2z_optimizer_config *
       break;
     case G2Z_SCHEDULE_WSD:
       left = left < 0.2 ? left / 0.2 : 1.0;
+      break;
+    case G2Z_SCHEDULE_POWER:
+      left = pow(left, 0.7);
       break;
     case G2Z_SCHEDULE_LINEAR:
     case G2Z_SCHEDULE_COUNT:

@@ -123,7 +123,7 @@ static const g2z_test_entry test_table[] = {
     {"json_writer", "what is written reads back", test_json_writer},
     {"config_checks", "each bad value is refused by name", test_config_checks},
     {"config_pairs", "values that do not fit each other are refused", test_config_pairs},
-    {"schedules", "cosine, linear, constant and wsd at their corners", test_schedules},
+    {"schedules", "cosine, linear, constant, wsd and power at their corners", test_schedules},
     {"philox", "random numbers equal the published vectors", test_philox},
     {"plan_models", "parameter counts of the published models", test_plan_of_published_models},
     {"plan_tiles", "buckets, slices, shards and updates tile every world", test_plan_tiles},

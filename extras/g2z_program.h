@@ -236,7 +236,7 @@ static const struct { const char *theirs, *ours; } g2zg_foreign[] = {
     /* optimizer */
     {"-l learning_rate", "--lr X"},
     {"-k lr_scheduler_type lr_decay_style scheduler decay_lr",
-     "--schedule cosine|linear|constant|wsd"},
+     "--schedule cosine|linear|constant|wsd|power"},
     {"-u warmup_iters warmup_steps lr_warmup_iters lr_warmup_steps warmup_num_steps",
      "--warmup N, in steps"},
     {"warmup_ratio lr_warmup_fraction lr_warmup_samples",

@@ -591,7 +591,7 @@ static void test_config_checks(g2z_test *t) {
   REFUSED(optimizer.kind, G2Z_OPTIMIZER_COUNT, "optimizer=2");
   REFUSED(optimizer.momentum, 1.0f, "momentum=1");
   REFUSED(optimizer.skip_spikes, -1.0f, "skip_spikes=-1");
-  REFUSED(optimizer.schedule, G2Z_SCHEDULE_COUNT, "schedule=4");
+  REFUSED(optimizer.schedule, G2Z_SCHEDULE_COUNT, "schedule=5");
   REFUSED(optimizer.steps, 0, "steps=0");
   REFUSED(optimizer.loss_scale, 0.5f, "loss_scale=0.5");
   REFUSED(dropout, 1.0f, "dropout=1");
@@ -687,7 +687,9 @@ static void test_schedules(g2z_test *t) {
       {G2Z_SCHEDULE_COSINE, 35, 0.1 + 0.9 * 0.5 * (1 + 0.70710678118654752)},
       {G2Z_SCHEDULE_LINEAR, 35, 0.1 + 0.9 * 0.75},
       {G2Z_SCHEDULE_WSD, 90, 1.0},
-      {G2Z_SCHEDULE_WSD, 100, 0.55}};
+      {G2Z_SCHEDULE_WSD, 100, 0.55},
+      {G2Z_SCHEDULE_POWER, 60, 0.1 + 0.9 * 0.61557220667245815},   /* 0.5^0.7 */
+      {G2Z_SCHEDULE_POWER, 100, 0.1 + 0.9 * 0.19952623149688797}}; /* 0.1^0.7 */
   g2z_optimizer_config c = g2z_train_config_default(G2Z_DEVICE_CPU).optimizer;
   c.lr = 1.0f;
   c.min_lr = 0.1f;
