@@ -4566,7 +4566,7 @@ G2Z__PRIVATE size_t g2z__plan_request(const g2z_plan *plan) {
   const size_t rows = g2z__round_up((size_t)plan->seq, 64); /* of a sequence, in whole tiles */
   const size_t statistics = B * rows * NH * 2 * sizeof(float);
   const size_t sums = (N / 32 + 2048) * C * sizeof(float); /* parts of column sums */
-  const size_t sort = N * 40;                              /* of the tokens, with its lists */
+  const size_t sort = 4 * N * sizeof(int32_t) + 1024;      /* of the tokens: four lists */
   size_t attention = statistics + sort + sums;
   if (halves && C == 64 * NH) { /* parts of dQ in fp32, on Hopper */
     const size_t parts = G2Z__MIN(G2Z__HOPPER_SPLITS * B * NH, G2Z__ATTENTION_PARTS);
