@@ -102,7 +102,7 @@ also 1 '`--recompute block`'       './train ... --steps 20 --recompute block --d
 also 1 '`--optimizer muon`'        './train ... --steps 20 --optimizer muon'
 also "$gpu" '`--fp8 all`'          './train ... --steps 20 --batch 8 --seq 512 --fp8 all'
 also 1 '`--eval-every` steps'      './train ... --steps 20 --eval FILE.txt --eval-every 10'
-also 1 '`--train-bpe N` learns'    'gzip -k my.txt
+also 1 '`--train-bpe 8000`'    'gzip -k my.txt
 ./prepare_data --train-bpe 500 --out data --name packed my.txt.gz'
 also 1 '`--train GLOB:WEIGHT`'     './train --layers 2 --channels 64 --seq 32 --steps 20 \
   --train "data/mine_train_*.bin:2" --train "data/mine_val_*.bin:1" --vocab data/vocab.bpe'
