@@ -1340,24 +1340,25 @@ static __global__ void g2z_k_embed_bwd_seams(D *dwte, g2z__row_parts parts, cons
   g2z__put_number(dwte + at, sum, G2Z_ACCUMULATE);
 }
 
-#define G2Z__RANKED_TOKENS 8192  /* g2z_k_embed_rank sorts each chunk of this many tokens */
+/* Sorts tokens in two launches: segments of G2Z__RANKED_TOKENS are sorted, then merged. */
+#define G2Z__RANKED_TOKENS 8192  /* per segment; the last segment may be shorter */
 
-/* g2z_k_embed_rank: sorts each chunk of tokens. For each token it counts the tokens of its chunk
- * that sort before it.
+/* g2z_k_embed_rank: sorts each segment. A token's place in its segment is the number of the
+ * segment's tokens that sort before it.
  *   tokens         [N] i32 in
- *   sorted, order  [N] i32 out
- * Launch  grid ceil(N/32), block (32,16): a lane per token, and 1/16 of its chunk per warp
+ *   sorted, order  [N] i32 out   the tokens of each segment in ascending order; their positions
+ * Launch  grid ceil(N/32), block (32,16): a lane per token, and 1/16 of its segment per warp
  * Cost    a warp makes 128 comparisons with 9 instructions: N=32768 is 268 million */
 static __global__ void __launch_bounds__(512)
 g2z_k_embed_rank(int32_t *sorted, int32_t *order, const int32_t *tokens, int N) {
   __shared__ alignas(16) uint32_t others[16][32];
   __shared__ int ranks[16][32];
   int own = (int)blockIdx.x * 32, i = own + (int)threadIdx.x, rank = 0;
-  const int chunk = own / G2Z__RANKED_TOKENS * G2Z__RANKED_TOKENS;
-  const int end_of_chunk = min(N, chunk + G2Z__RANKED_TOKENS);
+  const int segment = own / G2Z__RANKED_TOKENS * G2Z__RANKED_TOKENS;
+  const int end_of_segment = min(N, segment + G2Z__RANKED_TOKENS);
   g2z__k_begin();
   uint32_t token = i < N ? (uint32_t)tokens[i] : 0;
-  for (int first = chunk + (int)threadIdx.y * 32; first < end_of_chunk; first += 512) {
+  for (int first = segment + (int)threadIdx.y * 32; first < end_of_segment; first += 512) {
     int j = first + (int)threadIdx.x; /* an empty lane's key sorts last */
     others[threadIdx.y][threadIdx.x] = j < N ? (uint32_t)tokens[j] : 0xffffffffu;
     __syncwarp();
@@ -1376,12 +1377,12 @@ g2z_k_embed_rank(int32_t *sorted, int32_t *order, const int32_t *tokens, int N) 
   if (threadIdx.y != 0 || i >= N) return;
 #pragma unroll
   for (int warp = 1; warp < 16; warp++) rank += ranks[warp][threadIdx.x];
-  sorted[chunk + rank] = (int32_t)token;
-  order[chunk + rank] = i;
+  sorted[segment + rank] = (int32_t)token;
+  order[segment + rank] = i;
 }
 
-/* g2z_k_embed_merge: merges sorted chunks. A token's place is its place in its chunk plus, for each
- * other chunk, the number of tokens there that sort before it.
+/* g2z_k_embed_merge: merges the sorted segments. A token's place is its place in its segment plus,
+ * for each other segment, the number of tokens there that sort before it.
  *   tokens, positions  [N] i32 in   as g2z_k_embed_rank writes them
  *   sorted, order      [N] i32 out
  * Launch  a thread per token, blocks of 128
@@ -1411,16 +1412,16 @@ static __global__ void g2z_k_embed_merge(int32_t *sorted, int32_t *order, const 
 
 /* Scratch of embed_bwd and embed_add. */
 typedef struct g2z__embed_scratch {
-  int32_t *chunks;                 /* [2 N]: sorted chunks, and the positions of their tokens */
-  int32_t *sorted, *order;         /* [N] */
-  float *heads, *tails;            /* [chunks,C] */
-  int run_rows;                    /* tokens per chunk */
+  int32_t *segments;               /* [2 N] the tokens of each sorted segment; their positions */
+  int32_t *sorted, *order;         /* [N] all tokens in ascending order; their positions */
+  float *heads, *tails;            /* [chunks,C] of g2z_k_embed_bwd_runs */
+  int run_rows;                    /* tokens per chunk: 8 to 32 of `sorted` */
 } g2z__embed_scratch;
 
 static g2z_status g2z__embed_sort(g2z_device *device, const g2z__embed_scratch *scratch,
                                   const int32_t *tokens, int N) {
-  const int whole = N <= G2Z__RANKED_TOKENS; /* one chunk */
-  int32_t *sorted = scratch->chunks, *order = sorted + N;
+  const int whole = N <= G2Z__RANKED_TOKENS; /* one segment */
+  int32_t *sorted = scratch->segments, *order = sorted + N;
   if (whole) {
     sorted = scratch->sorted;
     order = scratch->order;
@@ -1441,9 +1442,9 @@ static g2z_status g2z__embed_runs(g2z_device *device, D *dwte, const g2z__row_pa
                                   g2z_dropout dropout, int N, int C) {
   const int run_rows = scratch->run_rows;
   unsigned packs = (unsigned)g2z__blocks((size_t)(C / g2z__lanes<A>), 32);
-  unsigned chunks = (unsigned)g2z__blocks((size_t)N, 8 * (size_t)run_rows);
-  dim3 runs(chunks, packs, (unsigned)parts->count);
-  dim3 seams(chunks, (unsigned)g2z__blocks((size_t)C, 32), (unsigned)parts->count);
+  unsigned blocks = (unsigned)g2z__blocks((size_t)N, 8 * (size_t)run_rows); /* of 8 chunks */
+  dim3 runs(blocks, packs, (unsigned)parts->count);
+  dim3 seams(blocks, (unsigned)g2z__blocks((size_t)C, 32), (unsigned)parts->count);
   G2Z_TRY(g2z__launch(device, "g2z_k_embed_bwd_runs", g2z_k_embed_bwd_runs<A, D>, runs,
                       dim3(32, 8), 0, dwte, *parts, scratch->heads, scratch->tails,
                       scratch->sorted, scratch->order, dout, dropout, N, C, run_rows));
@@ -1473,7 +1474,7 @@ static g2z_status g2z_cuda_embed_bwd(g2z_device *device, const g2z_embed_bwd *op
   char *lists = (char *)memory, *buffers = lists + 4 * list;
   scratch.sorted = (int32_t *)lists;
   scratch.order = (int32_t *)(lists + list);
-  scratch.chunks = (int32_t *)(lists + 2 * list);
+  scratch.segments = (int32_t *)(lists + 2 * list);
   scratch.heads = (float *)buffers;
   scratch.tails = (float *)(buffers + buffer);
   G2Z_TRY(g2z__embed_sort(device, &scratch, op->tokens, N));
@@ -1486,7 +1487,7 @@ static g2z_status g2z_cuda_embed_order(g2z_device *device, int32_t *order, const
   void *memory;
   memset(&scratch, 0, sizeof scratch);
   G2Z_TRY(g2z__scratch(device, 2 * (size_t)N * sizeof(int32_t), &memory));
-  scratch.chunks = (int32_t *)memory;
+  scratch.segments = (int32_t *)memory;
   scratch.sorted = order;
   scratch.order = order + N;
   return g2z__embed_sort(device, &scratch, tokens, N);
