@@ -922,8 +922,9 @@ static __device__ inline float g2z__team_sum(float x, float *shared) {
 /* ----- dropout ----------------------------------------------------------- */
 
 /* Multiplies pack `index` in row `row` of a tensor [N,C] by its dropout factors, if dropout is on.
- * The step is read once, not once per group of four. DRAWS groups of four are drawn at the same
- * time: a draw's code is long, so where a caller's loop is unrolled it stands there once. */
+ * The step is read once, not once per group of four. The draws of DRAWS groups of four are unrolled
+ * and run in parallel. A draw's code is long, so the embedding's backward kernels, which unroll a
+ * loop of four rows, take 1. */
 template <typename A, int DRAWS>
 static __device__ inline void g2z__drop_pack(float (&x)[g2z__lanes<A>], const g2z_dropout &dropout,
                                              size_t row, int index, int C) {
