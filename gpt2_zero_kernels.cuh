@@ -5897,8 +5897,8 @@ static_assert(G2Z__PRODUCT_ROWS == 128, "a tile is two wgmmas of 64 rows");
 
 /* The epilogue: what a product stores for its sums. */
 typedef enum g2z__finish {
-  G2Z__FINISH_PLAIN,             /* the sums, plus a bias if there is one */
-  G2Z__FINISH_ADD,               /* the same, plus `other` if there is one */
+  G2Z__FINISH_PLAIN,             /* the sums */
+  G2Z__FINISH_ADD,               /* the sums, plus a bias if there is one, plus `other` if x.adds */
   G2Z__FINISH_GELU,              /* GELU of the sums plus bias; its slope goes to `other` */
   G2Z__FINISH_TIMES,             /* the sums times `other`; also the output's column sums */
   G2Z__FINISH_SOFTMAX,           /* exponentials of the sums; also row sums, largest exponents */
@@ -5937,7 +5937,8 @@ typedef struct g2z__product_data {
   double *clamped;               /* with GELU in e4m3: counts the numbers in narrow; or NULL */
 } g2z__product_data;
 
-/* Whether the product loads `other`. Most have no residual: then ADD stores the sums plus bias. */
+/* Whether the product loads `other`. With ADD it is what the sums are added to, such as a residual.
+ * A product without it stores the sums, plus the bias if there is one. */
 template <g2z__finish FINISH>
 static __device__ inline bool g2z__reads_other(const g2z__product_data &x) {
   return FINISH == G2Z__FINISH_TIMES || (FINISH == G2Z__FINISH_ADD && x.adds);
