@@ -1303,12 +1303,12 @@ typedef struct g2z_layernorm_fwd {
 } g2z_layernorm_fwd;
 
 /* dropped = dropout'(dres) is the gradient that the projection or embedding below this residual
- * receives. Without dropout that gradient is dres, and `dropped` is not written. narrow may be
- * `dropped`: then it replaces it. */
+ * receives. Without dropout that gradient is dres, and `dropped` is not written. narrow needs fp16:
+ * a GPU does not write it in another type. narrow may be `dropped`: then it replaces it. */
 typedef struct g2z_layernorm_bwd {
   void *dres;                    /* [N,C] act: dx, or += dx (res_mode) */
   void *dropped;                 /* ([N,C] act) */
-  void *narrow;                  /* (rows of C, then columns: this gradient in 8 bits, in fp16) */
+  void *narrow;                  /* (rows of C, then columns: this gradient in 8 bits) */
   void *dw, *db;                 /* [C] grad (mode) */
   void *dbias;                   /* ([C] grad (mode): column sums of `dropped`, or of dres) */
   const void *dy, *x, *w;        /* [N,C], [N,C], [C] act */

@@ -1920,7 +1920,8 @@ static __device__ inline void g2z__layernorm_bwd_dres(g2z__row_work<A, K> &work,
  *   mean,rstd  [N]   f32 in
  *   dres       [N,C] A out or in place (res_mode)
  *   dropped    [N,C] A out           dropout'(dres); only with dropout
- *   narrow     rows of dropped or dres in e5m2, out, or NULL; fp16 only. May be `dropped`
+ *   narrow     rows of dropped or dres in e5m2, out, or NULL. Needs fp16: with another A it is not
+ *              written, and nothing is stored if it is also `dropped`. May be `dropped`
  *   partial    [blocks,2 or 3,C] f32 out
  * Math    g = dy w; dx = rstd (g - mean(g) - xhat mean(g xhat)); dw += dy xhat; db += dy;
  *         dbias += the stored dres (with dropout: dropped)
