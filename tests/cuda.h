@@ -547,9 +547,11 @@ static void test_cuda_embed(g2z_test *t) {
       test_cuda_embed_one(&p, 3, 37, 40, 11, 0.25f);
       test_cuda_embed_one(&p, 2, 129, 264, 300, 0);
       test_cuda_embed_one(&p, 5, 67, 776, 1, 0.5f); /* one token: its run crosses every chunk */
-      test_cuda_embed_one(&p, 2, 4100, 264, 300, 0); /* two sorted chunks are merged */
-      test_cuda_embed_one(&p, 3, 9001, 8, 150000, 0); /* four chunks; ids of more than 16 bits */
-      test_cuda_embed_one(&p, 2, 129, 8, 150000, 0); /* the same in one chunk */
+      test_cuda_embed_one(&p, 2, 4100, 264, 300, 0); /* two sorted segments are merged */
+      test_cuda_embed_one(&p, 1, 8193, 8, 300, 0); /* the last segment has one token */
+      test_cuda_embed_one(&p, 2, 8192, 24, 1, 0); /* whole segments of one token */
+      test_cuda_embed_one(&p, 3, 9001, 8, 150000, 0); /* four segments; ids of more than 16 bits */
+      test_cuda_embed_one(&p, 2, 129, 8, 150000, 0); /* the same in one segment */
     }
     test_pair_close(&p);
   }
@@ -643,6 +645,9 @@ static void test_cuda_layernorm(g2z_test *t) {
         test_cuda_layernorm_one(&p, 384, 768, 0);
         test_cuda_layernorm_one(&p, 384, 1024, 0.1f);
         test_cuda_layernorm_one(&p, 128, 1600, 0);
+        test_cuda_layernorm_one(&p, 128, 256, 0.1f); /* lanes hold 1, 5 and 8 packs */
+        test_cuda_layernorm_one(&p, 128, 1168, 0);
+        test_cuda_layernorm_one(&p, 128, 2048, 0);
         test_cuda_layernorm_one(&p, 128, 2064, 0.1f);
       }
       float one = 0; /* the op does not get as far as reading it */
