@@ -529,6 +529,7 @@ static void test_cuda_embed_one(test_pair *p, int B, int T, int C, int V, float 
                            {2 * third, words - 2 * third, 2 * (third + GAP)}};
   test_twin *order = test_twin_tokens(p, 2 * N, V, 1);
   BOTH_CALL(p, embed_order, (int32_t *)HERE(order), (const int32_t *)HERE(tokens), (int)N);
+  test_twin_compare(p, order, "embed_order", 0, 0); /* stable: equal tokens keep their order */
   for (int count = 3; count > 0; count -= 2) {
     test_twin *grads = test_twin_normal(p, TEST_GRAD, words + 2 * GAP, 5, 1, 0);
     BOTH_RUN(p, embed_add, .grads = HERE(grads), .parts = parts, .count = count, .rows = HERE(dout),
