@@ -476,7 +476,7 @@ G2Z_API g2z_status g2z_json_write(g2z_services *services, const char *path, g2z_
   X(SCHEDULE_LINEAR,   "linear")   /* a line from lr to min_lr */                                 \
   X(SCHEDULE_CONSTANT, "constant") /* lr */                                                       \
   X(SCHEDULE_WSD,      "wsd")      /* warmup-stable-decay: a line to min_lr in the last fifth */  \
-  X(SCHEDULE_POWER,    "power")    /* above the line: the part that is left, to the power 0.7 */
+  X(SCHEDULE_POWER,    "power")    /* falls later than linear: the part left, to the power 0.7 */
 
 /* How gradients and parameters travel between the GPUs of one host. Between hosts NCCL does it. */
 #define G2Z_TRANSPORT_LIST(X)                                                                     \
