@@ -313,7 +313,7 @@ check-cuda: ## no warning from nvcc, for each architecture; Hopper's kernels kee
 # more. That is room for growth that nobody meant. Tests have no limit. A change that needs more
 # lines raises its file's figure and gives the reason. Lines are not shortened or joined to stay
 # below.
-BUDGETS := gpt2_zero.h=13200 gpt2_zero_kernels.cuh=9440 train.cu=290 bench.cu=340 \
+BUDGETS := gpt2_zero.h=13200 gpt2_zero_kernels.cuh=9480 train.cu=290 bench.cu=340 \
            prepare_data.c=1700 extras/g2z_bench.h=400 extras/g2z_experiment.h=2100 \
            extras/g2z_report.h=3090 extras/g2z_run.h=3300 extras/g2z_command.h=1140 \
            extras/g2z_text.h=2400 extras/g2z_program.h=1050 extras/g2z_eval.h=850 README.md=170

@@ -2189,6 +2189,8 @@ typedef struct g2z__softmax_rows {
   const float *reference;          /* [n] subtracted from a row's exponents */
   const float *unit;               /* [n] with e4m3: factor from a row's sums to exponents */
   float2 *parts;                   /* [tiles across,n] out: a row's sum, largest exponent */
+  const int32_t *targets;          /* [n] a column of each row; -1: column 0 */
+  float *target;                   /* [n] out: the exponents of these columns */
   const int4 *again;               /* [tiles down] tiles whose int4 is 0 are skipped; or NULL */
   int words;                       /* real columns; in the padding, exponentials are 0 */
 } g2z__softmax_rows;
@@ -5878,7 +5880,8 @@ static g2z_status g2z_cuda_draw(g2z_device *device, const g2z_draw *op) {
 /* ===== >>k42 products on Hopper ==========================================
  * In:  a product of rows as in room k30, fp16, bf16 or 8 bits, and its epilogue.
  * Out: room k30's result within the same bounds, on sm_90a. Tuning takes the faster one.
- *      For room k50 only: exponentials of a product, with each row's sum and largest exponent.
+ *      For room k50 only: exponentials of a product, with each row's sum, its largest exponent and
+ *      its target's.
  * Law: every sum runs over k upwards in one warpgroup; columns are summed in slabs of 128 rows,
  *      rows in tiles of 192 columns.
  *
@@ -6156,6 +6159,8 @@ struct g2z__product_warp {
   int row, column;               /* 16 rows from `row` and from row + 64; first column */
   uint32_t bias[3];              /* per 64 columns: for columns 2 lane and 2 lane + 1 */
   g2z__product_two_rows rows[2]; /* with SOFTMAX: in the tile's first and last 64 rows */
+  uint32_t targets;              /* with SOFTMAX: a byte for each of these rows: the column of its
+                                  * target in the tile; 255: another tile has it */
   g2z__ring<G2Z__PRODUCT_PIECES> asked, used;
   /* If columns are dealt: */
   uint32_t slots;                /* the warpgroup's two slots */
@@ -6205,8 +6210,7 @@ g2z__product_piece(uint32_t (&out)[4][4], uint32_t (&other)[4][4], float (&sums)
     if constexpr (FINISH == G2Z__FINISH_SOFTMAX) {
 #pragma unroll
       for (int i = 0; i < 4; i++)
-        v[i] = g2z__product_exponential(
-            rows, i / 2, v[i] * (sizeof(E) == 1 ? rows.unit[i / 2] : G2Z__LOG2E));
+        v[i] = g2z__product_exponential(rows, i / 2, v[i] * rows.unit[i / 2]);
     } else if constexpr (FINISH == G2Z__FINISH_TIMES) {
 #pragma unroll
       for (int i = 0; i < 4; i++) v[i] *= UNIT;
@@ -6558,6 +6562,30 @@ static __device__ inline void g2z__product_words(const g2z__product_data &x, flo
     }
 }
 
+/* Stores the exponents of the targets in this tile. Few tiles have a row's target, so that few
+ * warps look for it among the 48 numbers that a lane has of a row. */
+template <g2z__finish FINISH>
+static __device__ inline void g2z__product_targets(const g2z__product_data &x,
+                                                   const float (&c)[2][24][4],
+                                                   const g2z__product_warp &warp) {
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const int column = (int)(warp.targets >> 8 * i & 255);
+    int lane = column % 8 / 2, place = column / 8 * 2 + column % 2;
+    if (column == 255) continue;
+    if (g2z__deals<FINISH>) {
+      lane = column % 64 / 16;
+      place = column / 64 * 16 + column % 16;
+    }
+    if (lane != g2z__lane() % 4) continue;
+    float sum = 0;
+#pragma unroll
+    for (int n = 0; n < 48; n++)
+      if (n == place) sum = c[i / 2][n / 2][i % 2 * 2 + n % 2];
+    x.rows.target[g2z__product_row_at(warp, i / 2, i % 2)] = sum * warp.rows[i / 2].unit[i % 2];
+  }
+}
+
 /* Adds and stores the tile's column sums; a lane holds two of each 64 columns. Each warp puts its
  * sums in a staging slot whose store is done. The next tile's first slope is the next to use it. */
 template <g2z__finish FINISH>
@@ -6595,7 +6623,10 @@ static __device__ __forceinline__ void
 g2z__product_finish(const g2z__product_data &x, float (&c)[2][24][4], g2z__product_warp &warp,
                     unsigned char *staging, const g2z__product_maps &maps, int group) {
   float columns[6];
-  if constexpr (g2z__is<FINISH, G2Z__FINISH_SOFTMAX>) g2z__product_words<FINISH>(x, c, warp);
+  if constexpr (g2z__is<FINISH, G2Z__FINISH_SOFTMAX>) {
+    g2z__product_targets<FINISH>(x, c, warp);
+    g2z__product_words<FINISH>(x, c, warp);
+  }
 #pragma unroll
   for (int n = 0; n < 3; n++) {
     float sums[16] = {};
@@ -6686,12 +6717,12 @@ g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *s
   warp.first = threadIdx.x % 128 == 0;
   g2z__ring<G2Z__PRODUCT_STAGES> ring = {0, 0};
   float c[2][24][4];
-  int mine = 0;
+  int turn = group; /* even: the next tile is this warpgroup's */
   if (group == 1) g2z__named_arrive(3, 256);
   for (int t = (int)blockIdx.x; t < x.down * x.across; t += (int)gridDim.x) {
     g2z__product_place at = g2z__product_at(x, t);
     if (g2z__product_skips<FINISH>(x, at)) continue;
-    if (mine++ % 2 != group) {
+    if (turn++ % 2) {
       int stage = ring.stage + (x.K + g2z__terms<E> - 1) / g2z__terms<E>;
       ring.phase ^= (uint32_t)(stage / G2Z__PRODUCT_STAGES) & 1;
       ring.stage = stage % G2Z__PRODUCT_STAGES;
@@ -6700,12 +6731,20 @@ g2z__product_tiles(const g2z__product_data &x, uint32_t shared, unsigned char *s
     warp.row = at.row + warp8 % 4 * 16;
     warp.column = at.column;
     if constexpr (g2z__is<FINISH, G2Z__FINISH_SOFTMAX>) {
+      warp.targets = 0;
 #pragma unroll
       for (int i = 0; i < 4; i++) {
-        int row = g2z__product_row_at(warp, i / 2, i % 2);
-        warp.rows[i / 2].reference[i % 2] = row < x.N ? x.rows.reference[row] : 0;
-        if constexpr (sizeof(E) == 1)
-          warp.rows[i / 2].unit[i % 2] = row < x.N ? x.rows.unit[row] : 0;
+        int row = g2z__product_row_at(warp, i / 2, i % 2), column = -1;
+        float reference = 0, unit = G2Z__LOG2E;
+        if (row < x.N) {
+          reference = x.rows.reference[row];
+          column = max(x.rows.targets[row], 0) - at.column;
+          if constexpr (sizeof(E) == 1) unit = x.rows.unit[row];
+        }
+        if (column < 0 || column >= G2Z__PRODUCT_COLUMNS) column = 255;
+        warp.rows[i / 2].reference[i % 2] = reference;
+        warp.rows[i / 2].unit[i % 2] = unit;
+        warp.targets |= (uint32_t)column << 8 * i;
       }
     } else if (!g2z__is<FINISH, G2Z__FINISH_TIMES> && x.bias)
 #pragma unroll
@@ -7220,14 +7259,16 @@ g2z_k_add_losses(double *sum, const float *losses, int n) {
  *
  * e and h g / z must fit A. In powers of 2, r = log2(s) - BELOW. s is the larger of two sums of
  * exponentials: of the first SAMPLE words, the most frequent ones in a vocabulary like GPT-2's, and
- * of the target alone. So z is at least 16, up to the rounding of the sample's logits. A z above
+ * of the target alone. So z is at least 16, up to the rounding of logits. A z above
  * MOST would cost h g / z digits in fp16. If z is above MOST or below LEAST, the row's tiles are
  * computed again with an r that makes z 16. If z overflowed or vanished, the new r is ROOM above
  * the row's largest exponent, so that z lies from 1/16 to V/16. In GPT-2's training few tiles have
  * such a row; with 131,072 equally likely words every row is out of bounds.
  *
- * With fp8 the product that makes the exponentials multiplies e4m3. A target's logit is the product
- * of the same rounded numbers, so that loss, z and gradients belong to one softmax.
+ * A target's logit in the loss, and its e in z - e, come from the sum that the product makes, so
+ * that loss, z and gradients belong to one softmax. Sums of 8-bit products keep 14 bits; an exact
+ * logit would be larger than the product's. With fp8 the product that makes the exponentials
+ * multiplies e4m3.
  * With fp8=all the products that make dh and dwte multiply 8 bits, too. e is e5m2, stored as rows
  * and as columns in the memory of 16-bit logits. z is at least 256, up to the same rounding, so
  * that e's smallest number is about 2^-24 of z; after an overflow z lies from 256 to 256 V. The
@@ -7283,13 +7324,13 @@ struct g2z__head_bounds<G2Z__HEAD_E5M2> {
   static __device__ inline float below(int row) { return BELOW + g2z__head_part(row); }
 };
 
-/* g2z_k_head_guess: the rows' references r, and the targets' logits, both in powers of 2.
- *   rows    reference, target  out
+/* g2z_k_head_guess: the rows' references r, in powers of 2.
+ *   rows    reference          out
  *           narrow_h, unit     out with E4M3 and E5M2
  *   x       h, wte, targets    in
  *   sample  [n,ld] A in        logits of the first words
- * Math    f32; a target's logit is computed here, from its row of wte, and never rounded to A; with
- *         E4M3 and E5M2 both rows are rounded first
+ * Math    f32; the target's logit is computed from its row of wte; with E4M3 and E5M2 both rows are
+ *         rounded first. It serves for r only
  * Launch  one warp per row
  * Cost    2 ld + 4 C bytes per row in 16 bits: 8,192 rows of C=768 are 34 MB; C more in 8 bits
  * Order   lane i takes packs i, i + 32, ...; then a tree
@@ -7341,7 +7382,6 @@ g2z_k_head_guess(g2z__head_rows rows, g2z__head_chunk<A> x, const A *sample, int
     g2z__softmax_add<A>(part, g2z__get(sample + row * (size_t)ld, (size_t)i), x.V - i * L);
   part = g2z__softmax_warp(part);
   if (lane > 0) return;
-  rows.target[row] = target;
   rows.reference[row] = fmaxf(part.max * G2Z__LOG2E + log2f(part.sum), target) -
                         g2z__head_bounds<NUMBERS>::below((int)row);
 }
@@ -7623,7 +7663,7 @@ static g2z_status g2z__head_sliced(g2z_device *device, const g2z__head_chunk<A> 
     numbers = g2z_k_head_numbers<A, E5M2>;
     finish = g2z_k_head_rows<A, E5M2>;
   }
-  /* Rounds h. Its references and targets' logits are replaced below. */
+  /* Rounds h. Its references are replaced below. */
   G2Z_TRY(g2z__launch(device, "g2z_k_head_guess", guess, (unsigned)g2z__blocks((size_t)n, 8), 256,
                       0, *rows, *x, (const A *)NULL, 0));
   for (int first = 0; first < n; first += most) {
@@ -7686,6 +7726,8 @@ static g2z_status g2z__head_exponentials(g2z_device *device, const g2z__head_chu
   }
   on.rows.reference = rows->reference;
   on.rows.parts = rows->parts;
+  on.rows.targets = x->targets;
+  on.rows.target = rows->target;
   on.rows.words = x->V;
   for (int time = G2Z__ROWS_FIRST; time <= G2Z__ROWS_AGAIN; time++) {
     on.rows.again = time == G2Z__ROWS_AGAIN ? rows->again : NULL;
