@@ -2186,11 +2186,11 @@ typedef struct g2z__lt_product {
 
 /* Arguments and results of a product whose rows become a softmax. Exponents have base 2. */
 typedef struct g2z__softmax_rows {
-  const float *reference;          /* [n] subtracted from a row's exponents */
+  const float *reference;          /* [n] subtracted from a row's exponents, but for `target` */
   const float *unit;               /* [n] with e4m3: factor from a row's sums to exponents */
   float2 *parts;                   /* [tiles across,n] out: a row's sum, largest exponent */
   const int32_t *targets;          /* [n] a column of each row; -1: column 0 */
-  float *target;                   /* [n] out: the exponents of these columns */
+  float *target;                   /* [n] out: the exponents of these columns, no reference off */
   const int4 *again;               /* [tiles down] tiles whose int4 is 0 are skipped; or NULL */
   int words;                       /* real columns; in the padding, exponentials are 0 */
 } g2z__softmax_rows;
@@ -5905,7 +5905,8 @@ typedef enum g2z__finish {
   G2Z__FINISH_ADD,               /* the sums, plus a bias if there is one, plus `other` if x.adds */
   G2Z__FINISH_GELU,              /* GELU of the sums plus bias; its slope goes to `other` */
   G2Z__FINISH_TIMES,             /* the sums times `other`; also the output's column sums */
-  G2Z__FINISH_SOFTMAX,           /* exponentials of the sums; also row sums, largest exponents */
+  G2Z__FINISH_SOFTMAX,           /* exponentials of the sums; also row sums, largest exponents and
+                                  * targets' exponents */
   /* The same in 8 bits, as rows and as columns. N % 128 == 0, M % 64 == 0: */
   G2Z__FINISH_GELU_8,            /* e4m3 */
   G2Z__FINISH_TIMES_8,           /* e5m2 */
@@ -6160,7 +6161,7 @@ struct g2z__product_warp {
   uint32_t bias[3];              /* per 64 columns: for columns 2 lane and 2 lane + 1 */
   g2z__product_two_rows rows[2]; /* with SOFTMAX: in the tile's first and last 64 rows */
   uint32_t targets;              /* with SOFTMAX: a byte for each of these rows: the column of its
-                                  * target in the tile; 255: another tile has it */
+                                  * target in the tile; 255: another tile has it, or row >= N */
   g2z__ring<G2Z__PRODUCT_PIECES> asked, used;
   /* If columns are dealt: */
   uint32_t slots;                /* the warpgroup's two slots */
@@ -7259,16 +7260,16 @@ g2z_k_add_losses(double *sum, const float *losses, int n) {
  *
  * e and h g / z must fit A. In powers of 2, r = log2(s) - BELOW. s is the larger of two sums of
  * exponentials: of the first SAMPLE words, the most frequent ones in a vocabulary like GPT-2's, and
- * of the target alone. So z is at least 16, up to the rounding of logits. A z above
- * MOST would cost h g / z digits in fp16. If z is above MOST or below LEAST, the row's tiles are
- * computed again with an r that makes z 16. If z overflowed or vanished, the new r is ROOM above
- * the row's largest exponent, so that z lies from 1/16 to V/16. In GPT-2's training few tiles have
- * such a row; with 131,072 equally likely words every row is out of bounds.
+ * of the target alone. So z is at least 16, up to the rounding of logits. A z above MOST would cost
+ * h g / z digits in fp16. If z is above MOST or below LEAST, the row's tiles are computed again
+ * with an r that makes z 16. If z overflowed or vanished, the new r is ROOM above the row's largest
+ * exponent, so that z lies from 1/16 to V/16. In GPT-2's training few tiles have such a row; with
+ * 131,072 equally likely words every row is out of bounds.
  *
  * A target's logit in the loss, and its e in z - e, come from the sum that the product makes, so
- * that loss, z and gradients belong to one softmax. Sums of 8-bit products keep 14 bits; an exact
- * logit would be larger than the product's. With fp8 the product that makes the exponentials
- * multiplies e4m3.
+ * that loss, z and gradients belong to one softmax. Sums of 8-bit products keep 14 bits and are
+ * truncated; the exact logit of a target is usually larger. With fp8 the product that makes the
+ * exponentials multiplies e4m3.
  * With fp8=all the products that make dh and dwte multiply 8 bits, too. e is e5m2, stored as rows
  * and as columns in the memory of 16-bit logits. z is at least 256, up to the same rounding, so
  * that e's smallest number is about 2^-24 of z; after an overflow z lies from 256 to 256 V. The
@@ -7329,8 +7330,8 @@ struct g2z__head_bounds<G2Z__HEAD_E5M2> {
  *           narrow_h, unit     out with E4M3 and E5M2
  *   x       h, wte, targets    in
  *   sample  [n,ld] A in        logits of the first words
- * Math    f32; the target's logit is computed from its row of wte; with E4M3 and E5M2 both rows are
- *         rounded first. It serves for r only
+ * Math    f32; the target's logit, which serves for r only, is computed from its row of wte; with
+ *         E4M3 and E5M2 both rows are rounded first
  * Launch  one warp per row
  * Cost    2 ld + 4 C bytes per row in 16 bits: 8,192 rows of C=768 are 34 MB; C more in 8 bits
  * Order   lane i takes packs i, i + 32, ...; then a tree
