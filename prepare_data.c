@@ -1428,6 +1428,46 @@ static g2z_status commit(const options *o, output *to, const g2z_tokenizer *toke
   return fail(to->services, status, "%s", sentence);
 }
 
+/* Writes a pattern that only shards of this set and split have. */
+static void shard_pattern(const options *o, const char *split, char *pattern, size_t bytes) {
+  char name[PATH_BYTES];
+  size_t used = 0;
+  snprintf(name, sizeof name, "%s/%s_%s_", o->out, o->name_text, split);
+  for (const char *at = name; *at && used + 16 < bytes; at++) {
+    if (strchr("*?[]\\", *at)) pattern[used++] = '\\';
+    pattern[used++] = *at;
+  }
+  snprintf(pattern + used, bytes - used, "??????.bin"); /* the number of the shard */
+}
+
+/* Prints the flags of a training on these shards. */
+static void print_flags(const options *o, const output *to, const g2z_tokenizer *tokenizer) {
+  static const char *const flags[] = {"--train", "--val"};
+  char paths[2][2 * PATH_BYTES], vocab[PATH_BYTES], *line = NULL;
+  const char *words[6];
+  int count = 0;
+  for (int i = 0; i < 2; i++) {
+    const stream *s = &to->streams[i];
+    if (!s->shards) continue;
+    if (s->shards > 1) shard_pattern(o, s->split, paths[i], sizeof paths[i]);
+    else snprintf(paths[i], sizeof paths[i], "%s", s->path);
+    words[count++] = flags[i];
+    words[count++] = paths[i];
+  }
+  if (o->bytes) {
+    words[count++] = "--vocab-size";
+    snprintf(vocab, sizeof vocab, "%d", g2z_tokenizer_vocab(tokenizer));
+  } else {
+    words[count++] = "--vocab";
+    if (o->train_bpe) snprintf(vocab, sizeof vocab, "%s/%s.bpe", o->out, o->name_text);
+    else snprintf(vocab, sizeof vocab, "%s", o->vocab);
+  }
+  words[count++] = vocab;
+  if (g2z_flags_line(to->services, count, (char *const *)words, &line) == G2Z_OK)
+    printf("for train   %s\n", line);
+  g2z_release(to->services, line);
+}
+
 static void print_summary(const options *o, const output *to, const g2z_tokenizer *tokenizer,
                           double seconds) {
   const int vocab = g2z_tokenizer_vocab(tokenizer);
@@ -1451,6 +1491,7 @@ static void print_summary(const options *o, const output *to, const g2z_tokenize
   printf("text        %.1f MB in %.2f s, %.1f MB/s with %d thread%s, %.2f bytes per token\n",
          (double)to->bytes / 1e6, seconds, (double)to->bytes / 1e6 / seconds, o->threads,
          G2Z_PLURAL(o->threads), (double)to->text_bytes / (double)to->tokens);
+  print_flags(o, to, tokenizer);
 }
 
 /* Encodes the sources into shards, and gives the shards their names. */

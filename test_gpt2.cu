@@ -150,6 +150,7 @@ static const g2z_test_entry test_table[] = {
     {"tokenizer_again", "calls that failed are repeated", test_tokenizer_again},
     {"tokenizer_gpt2", "GPT-2's published vectors (needs make vocab)", test_tokenizer_gpt2},
     {"prepare_conventions", "shards as llm.c and nanoGPT lay them out", test_prepare_conventions},
+    {"prepare_flags", "the flags of a training on the shards", test_prepare_flags},
     {"prepare_threads", "any number of threads, the same bytes", test_prepare_threads},
     {"prepare_jsonl", "JSON lines as Python writes them; damaged text", test_prepare_jsonl},
     {"prepare_packed", "gzip and zstd, whole and damaged", test_prepare_packed},

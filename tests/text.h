@@ -888,6 +888,34 @@ static void test_prepare_conventions(g2z_test *t) {
   }
 }
 
+/* The last line of output has the flags of a training on these shards. Here they are used. Other
+ * sets in the directory have names that a careless pattern also matches. */
+static void test_prepare_flags(g2z_test *t) {
+  static const struct {
+    const char *arguments, *flags;
+  } cases[] = {
+      {"--train-bpe 260 --out 1 --val-fraction 0.5 a.txt",
+       "--train 1/a_train_000000.bin --val 1/a_val_000000.bin --vocab 1/a.bpe"},
+      {"--vocab 1/a.bpe --out 2 --val-fraction 0 --name \"it's\" --shard-tokens 200 a.txt",
+       "--train '2/it'\\''s_train_??????.bin' --vocab 1/a.bpe"},
+      {"--bytes --out 3 --format raw --val-tokens 100 a.txt",
+       "--train 3/train.bin --val 3/val.bin --vocab-size 257"},
+      {"--vocab 1/a.bpe --out 2 --val-fraction 0 --name 'n[2]' --shard-tokens 200 a.txt",
+       "--train '2/n\\[2\\]_train_??????.bin' --vocab 1/a.bpe"}};
+  TRAIN_OR_SKIP(t);
+  char *train = realpath(test_train_program(), NULL);
+  test_sh(t, "seq 500 | tr '\\n' ' ' > a.txt && ln -s '%s' train", train);
+  free(train);
+  PREPARES(t, "", "--bytes --out 2 --val-fraction 0 --name n2 a.txt");
+  PREPARES(t, "", "--bytes --out 2 --val-fraction 0 --name 'n[2]_train_1' a.txt");
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    test_prepare_ends(t, "", cases[i].arguments, 0,
+                      test_text("\nfor train   %s\n", cases[i].flags));
+    test_sh(t, "./train %s --device cpu --layers 1 --channels 64 --seq 32 --batch 1 --steps 1 "
+            "--run-dir r%d > out", cases[i].flags, (int)i);
+  }
+}
+
 static void test_prepare_threads(g2z_test *t) {
   static char text[3000000];
   size_t bytes;
