@@ -1342,8 +1342,7 @@ static __global__ void g2z_k_embed_bwd_seams(D *dwte, g2z__row_parts parts, cons
 }
 
 /* Tokens are sorted in two launches: one sorts segments, the other merges them. CUB's radix sort
- * is not used: its headers take 3 s of nvcc's time. With N=32768 it takes 40 us, in six launches,
- * on an H200. */
+ * would take six launches, and its headers 3 s of nvcc's time. */
 #define G2Z__RANKED_TOKENS 8192  /* per segment; the last segment may be shorter */
 
 /* g2z_k_embed_rank: sorts each segment. A token's place in its segment is the number of the
@@ -1351,8 +1350,8 @@ static __global__ void g2z_k_embed_bwd_seams(D *dwte, g2z__row_parts parts, cons
  *   tokens         [N] i32 in
  *   sorted, order  [N] i32 out   the tokens of each segment in ascending order; their positions
  * Launch  grid ceil(N/32), block (32,16): a lane per token, and 1/16 of its segment per warp
- * Cost    N min(N, 8192) comparisons, of which a warp makes 128 with 9 instructions: N=32768 is
- *         268 million, 48 us on an H200 */
+ * Cost    N min(N, 8192) comparisons; a warp makes 128 of them with 9 instructions. N=32768: 268
+ *         million, 48 us on an H200 */
 static __global__ void __launch_bounds__(512)
 g2z_k_embed_rank(int32_t *sorted, int32_t *order, const int32_t *tokens, int N) {
   __shared__ alignas(16) uint32_t others[16][32];
@@ -1863,8 +1862,9 @@ static __device__ inline float2 g2z__layernorm_bwd_sums(g2z__row_work<A, K> &wor
       uint4 packed = work.w; /* unpacked for each row: w's floats would not stay in registers */
       asm volatile("" : "+r"(packed.x), "+r"(packed.y), "+r"(packed.z), "+r"(packed.w));
       g2z__unpack<A>(w, packed);
+    } else {
+      g2z__unpack<A>(w, g2z__get((const A *)op.w, (size_t)pack));
     }
-    if constexpr (K == 2) g2z__unpack<A>(w, g2z__get((const A *)op.w, (size_t)pack));
 #pragma unroll
     for (int i = 0; i < L; i++) {
       work.hat[k][i] = (x[i] - work.mean) * work.rstd;
@@ -2186,11 +2186,11 @@ typedef struct g2z__lt_product {
 
 /* Arguments and results of a product whose rows become a softmax. Exponents have base 2. */
 typedef struct g2z__softmax_rows {
-  const float *reference;          /* [n] subtracted from a row's exponents, but for `target` */
+  const float *reference;          /* [n] subtracted from a row's exponents, not from `target` */
   const float *unit;               /* [n] with e4m3: factor from a row's sums to exponents */
   float2 *parts;                   /* [tiles across,n] out: a row's sum, largest exponent */
   const int32_t *targets;          /* [n] a column of each row; -1: column 0 */
-  float *target;                   /* [n] out: the exponents of these columns, no reference off */
+  float *target;                   /* [n] out: the exponents of these columns */
   const int4 *again;               /* [tiles down] tiles whose int4 is 0 are skipped; or NULL */
   int words;                       /* real columns; in the padding, exponentials are 0 */
 } g2z__softmax_rows;
