@@ -827,6 +827,11 @@ static void shard_path(const options *o, const char *split, int64_t index, char 
   else snprintf(path, bytes, "%s/%s.bin", o->out, split);
 }
 
+/* The file of the vocabulary that --train-bpe learns. */
+static void learned_path(const options *o, char path[PATH_BYTES]) {
+  snprintf(path, PATH_BYTES, "%s/%s.bpe", o->out, o->name_text);
+}
+
 /* Returns 1 if `name` is the name of a shard of this split, or of its mask. *index becomes the
  * number of the shard. */
 static int is_shard(const options *o, const char *split, const char *name, int64_t *index) {
@@ -1402,7 +1407,7 @@ static g2z_status name_files(const options *o, output *to, const g2z_tokenizer *
     if (file < 0 || close(file) != 0 || g2z_rename(empty, path) != 0)
       return g2z_fail_file(to->services, errno, "write", path);
   }
-  snprintf(path, sizeof path, "%s/%s.bpe", o->out, o->name_text);
+  learned_path(o, path);
   if (o->train_bpe) TRY(g2z_tokenizer_write_merges(to->services, tokenizer, path));
   const int64_t more[] = {shards[TRAIN] + !shards[TRAIN], shards[VAL] + !shards[VAL]};
   if (old) TRY(remove_shards(to->services, o, more));
@@ -1423,12 +1428,12 @@ static g2z_status commit(const options *o, output *to, const g2z_tokenizer *toke
   if (status == G2Z_OK || old) return status;
   memcpy(sentence, to->services->error, sizeof sentence);
   remove_shards(to->services, o, none);
-  snprintf(path, sizeof path, "%s/%s.bpe", o->out, o->name_text);
+  learned_path(o, path);
   if (o->train_bpe) g2z_unlink(path);
   return fail(to->services, status, "%s", sentence);
 }
 
-/* Writes a pattern that only shards of this set and split have. */
+/* Writes a pattern that matches the shards of this set and split, and of no other set. */
 static void shard_pattern(const options *o, const char *split, char *pattern, size_t bytes) {
   char name[PATH_BYTES];
   size_t used = 0;
@@ -1459,7 +1464,7 @@ static void print_flags(const options *o, const output *to, const g2z_tokenizer 
     snprintf(vocab, sizeof vocab, "%d", g2z_tokenizer_vocab(tokenizer));
   } else {
     words[count++] = "--vocab";
-    if (o->train_bpe) snprintf(vocab, sizeof vocab, "%s/%s.bpe", o->out, o->name_text);
+    if (o->train_bpe) learned_path(o, vocab);
     else snprintf(vocab, sizeof vocab, "%s", o->vocab);
   }
   words[count++] = vocab;
@@ -1471,8 +1476,10 @@ static void print_flags(const options *o, const output *to, const g2z_tokenizer 
 static void print_summary(const options *o, const output *to, const g2z_tokenizer *tokenizer,
                           double seconds) {
   const int vocab = g2z_tokenizer_vocab(tokenizer);
+  char path[PATH_BYTES];
   if (o->train_bpe) {
-    printf("vocabulary  %d tokens: %s/%s.bpe%s\n", vocab, o->out, o->name_text,
+    learned_path(o, path);
+    printf("vocabulary  %d tokens: %s%s\n", vocab, path,
            o->train_bpe > vocab ? " (the text has no further pairs)" : "");
   } else {
     printf("vocabulary  %d tokens: %s\n", vocab, o->vocab ? o->vocab : "bytes");
