@@ -185,8 +185,8 @@ static const char *const g2zc_fp8[] = {G2Z_FP8_LIST(G2Z_LIST_TEXT)};
   OPTIMIZER("lr", lr, "peak learning rate [0.0006; muon 0.004]")                                  \
   OPTIMIZER("adam-lr", adam_lr, "with muon: peak learning rate of AdamW's weights [0.6 x --lr]")  \
   OPTIMIZER("schedule", schedule,                                                                 \
-            "how the rate falls to --min-lr after the warm-up; constant: it stays; wsd: it "      \
-            "falls in the last fifth; power: later than in a line")                               \
+            "how the rate falls to --min-lr after the warm-up; constant: not at all; wsd: in "    \
+            "the last fifth; power: later than with linear")                                      \
   OPTIMIZER("warmup", warmup, "steps of linear warm-up [a tenth of the steps, at most 1000]")     \
   OPTIMIZER("min-lr", min_lr, "learning rate at the end [a tenth of --lr]")                       \
   OPTIMIZER("weight-decay", weight_decay, "weight decay of matrices")                             \
@@ -831,8 +831,10 @@ G2Z_API g2z_status g2z_run_dry(g2z_services *services, const g2z_run_options *o,
   G2Z_TRY(g2z_plan_create(services, &config, context->device, place->rank, place->world,
                           place->local_world, &plan));
   if (g2z_device_memory(services, context->device, &free_bytes, &total_bytes) != G2Z_OK) {
-    line(user, "the device is not here, so whether this plan fits, and the largest --batch, are "
-               "not known");
+    char text[128];
+    snprintf(text, sizeof text, "the memory of --device %s is not known here, so nobody can say "
+             "whether this plan fits", g2zc_devices[context->device]);
+    line(user, text);
     free_bytes = 0;
   }
   if (context->device == G2Z_DEVICE_CPU && place->local_world > 1) sharing = place->local_world;
