@@ -1273,7 +1273,7 @@ static void test_cuda_head_poison(test_pair *p) {
   test_pair_clear(p);
 }
 
-/* Logits like those of a trained model. Token i's target is along h[i], and its logit is 16. A
+/* Logits as in a trained model. The row of token i's target is along h[i], and has logit 16. A
  * rival word along h[i] has 15.5, so that the target's probability is 0.62. All terms of these two
  * sums are positive. A tensor core truncates 8-bit sums, and so takes about as much from both: 0.15
  * on an H200. Loss and gradient hardly change if both are truncated. If the target's logit alone

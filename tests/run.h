@@ -2458,7 +2458,7 @@ static void test_train_hints(g2z_test *t) {
   TRAIN(75, "--steps 100000000 & P=$!; until grep -q '\"step\": 5,' \"$RUN/metrics.jsonl\"; do "
             "sleep 0.1; done 2> /dev/null; kill -INT $P; wait $P; exit $?");
   CHECK_HAS(t, said, " by SIGINT, saved. To continue: ");
-  CHECK(t, test_shell("ls \"$RUN/weights\"", output, sizeof output) != 0);
+  CHECK(t, test_shell("test -e \"$RUN/weights\"", output, sizeof output) != 0);
   CHECK_HAS(t, test_trains(t, 1, "--init-from \"$RUN\" --prompt 1"),
             "$(run) has no config.json. For its newest checkpoint: --init-from '", "$(run)/step-");
   CHECK_HAS(t, test_trains(t, 1, "--init-from \"$RUN/weights\" --prompt 1"),
